@@ -41,7 +41,7 @@ mutants: install
 
 # about half an hour on two cores; make soak SOAK="kills=20 lines=20000"
 soak: install
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m tests.soak $(SOAK)
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m tests.addons.jobs.soak $(SOAK)
 
 # mypy finds models/, tasks/ and cli/ as parts of seqgen only in a copy that is not installed as editable; it sees nothing
 # of the checkout, so that a package which the installation leaves out is an error

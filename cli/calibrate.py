@@ -109,7 +109,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
         return _report(cfg, rest, made.probabilities(values[rows]), made.quality)
     made = Calibration.load(Path(cfg.generation.confidence))
     if made.metric != cfg.metric:
-        raise ConfigError(f"the calibration was made with metric={made.metric}, not {cfg.metric}; give the same metric")
+        raise ConfigError(f"the calibration was made with metric={made.metric}, not {cfg.metric}; set the same metric")
     _report(cfg, found, numpy.array([one.confidence for one in found.translations]), made.quality)
 
 
@@ -121,12 +121,14 @@ def _check_keys(cfg: CalibrateConfig) -> None:
             raise ConfigError("seqgen-calibrate needs two packages: pip install scikit-learn matplotlib")
     if bool(cfg.output) == bool(cfg.generation.confidence):
         raise ConfigError(
-            "give either output=FILE.json, to make a calibration, or generation.confidence=FILE, to examine one"
+            "set either output=FILE.json, to make a calibration, or generation.confidence=FILE, to examine one"
         )
     if cfg.generation.confidence and cfg.quality is not None:
-        raise ConfigError("quality has no effect with generation.confidence, whose file says it; remove the key")
+        raise ConfigError("quality has no effect with generation.confidence, whose file contains it; remove the key")
     if cfg.generation.confidence and cfg.generation.features:
-        raise ConfigError("generation.features has no effect with generation.confidence, whose file says it; remove it")
+        raise ConfigError(
+            "generation.features has no effect with generation.confidence, whose file contains it; remove it"
+        )
     if cfg.output and not cfg.output.endswith(".json"):
         raise ConfigError(f"output={cfg.output} must end in .json; give another name")
     if cfg.generation.input_split:

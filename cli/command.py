@@ -25,8 +25,6 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
-from seqgen.checkpoints.loading import split_path
-from seqgen.checkpoints.run_config import CONFIG_FILE, recorded_user_dirs, run_folder
 from seqgen.cli import end_now
 from seqgen.cli.keys import CONFIG_KEY, every_key
 from seqgen.cli.start import fail
@@ -35,13 +33,12 @@ from seqgen.config.compose import compose
 from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
 from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
-from seqgen.core.contract import missing
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.data.token_store import available_cores
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
-from seqgen.system.error_messages import printable
+from seqgen.system.error_messages import missing, printable
 from seqgen.system.reading import parse_yaml, read_bytes
 
 C = TypeVar("C")
@@ -53,8 +50,6 @@ SWEEP = ("-m", "--multirun")
 """Options that run a command with several configurations."""
 
 _NAME = "_name"  # a component's name among its values, see ``seqgen.config.values.to_dict``
-RECORDED = "run"
-"""The value of ``common.user_dir`` that means the files that the run has recorded."""
 
 
 def run(
@@ -99,14 +94,16 @@ def run(
             print(f"{program} {__version__}")
             sys.exit(0)
         read = with_config_files(schema, line.pairs)
-        overrides = [*read.overrides, *import_plugins(line.pairs)]
+        import_plugins(line.pairs)
         read.check_trusted(schema)
         if line.informs:
             print(_information(schema, program, description, line))
             sys.exit(0)
         for message in [*repeated(line.pairs), *read.messages]:
             log(message)
-        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], prefixed=prefixed)
+        read = dataclasses.replace(
+            read, overrides=complete(read.overrides), typed=[program, *line.typed], prefixed=prefixed
+        )
         if sweep and {*SWEEP} & {*line.flags}:
             work_now = functools.partial(sweep, read)
         else:
@@ -258,8 +255,8 @@ class Arguments:
             if is_unsafe and key.name in self.files and value != value_text(key.default):
                 what = "is written" if key.role == "output_path" else "can run code"
                 raise ConfigError(
-                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file "
-                    f"may do that: type {key.name}={value} as well if you trust it, or another value"
+                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, a path that {what}; a "
+                    f"file may not set it: type {key.name}={value} as well if you trust the file, or another value"
                 )
 
 
@@ -356,14 +353,11 @@ def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterat
             yield key, value_text(value)
 
 
-def import_plugins(overrides: Sequence[str]) -> list[str]:
+def import_plugins(overrides: Sequence[str]) -> None:
     """Import the user's own components: installed plugins, and the files of ``common.user_dir``.
 
     Args:
         overrides: the ``key=value`` arguments that the user typed; those of ``config=FILE`` import nothing.
-
-    Returns:
-        The argument that replaces ``common.user_dir=run``: the files that the run has recorded; empty without it.
 
     Raises:
         ConfigError: a plugin is missing or fails to import.
@@ -375,38 +369,7 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"plugin {plugin.name!r} ({plugin.value}) fails to import: {type(error).__name__}: {error}"
             ) from error
-    given = text_values(overrides, "common.user_dir")
-    paths = [path for item in given for path in (_recorded(overrides) if item == RECORDED else [item])]
-    import_user_dir(*map(Path, paths))
-    return [f"common.user_dir={text_list(paths)}"] if RECORDED in given else []
-
-
-def _recorded(overrides: Sequence[str]) -> list[str]:
-    """The files that were recorded by the runs that ``path`` or ``run_dir`` names, each once.
-
-    Raises:
-        ConfigError: no run is named, or a recorded file does not exist.
-    """
-    paths = text_values(overrides, "path") or text_values(overrides, "run_dir", str)
-    folders = [folder for path in paths for part in split_path(path) if (folder := run_folder(Path(part)))]
-    if not folders:
-        raise ConfigError(
-            "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run "
-            "on the command line; give common.user_dir=FILE (or ./run, if run is the name of your folder)"
-        )
-    found: list[str] = []
-    for folder in folders:
-        recorded = recorded_user_dirs(folder)
-        if not recorded:
-            log(f"common.user_dir=run: {folder} was trained without files of your own, so none are imported")
-        for path in recorded:
-            if not Path(path).exists():
-                raise ConfigError(
-                    f"common.user_dir=run: {folder / CONFIG_FILE} records {path}, which does not exist; give the "
-                    "file's new path as common.user_dir=PATH"
-                )
-        found += recorded
-    return list(dict.fromkeys(found))
+    import_user_dir(*map(Path, text_values(overrides, "common.user_dir")))
 
 
 def set_up_device(cfg: CommonConfig) -> torch.device:

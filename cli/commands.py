@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from typing import Any
+
+from seqgen.registry import import_declared
 
 COMMANDS = {
     "seqgen-train": "trains or fine-tunes a model, and resumes training",
@@ -22,12 +25,30 @@ OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tu
 """By the name of a command without ``seqgen-`` the add-on that it belongs to."""
 
 
-def commands() -> str:
-    """The installed commands, one on each line, with those of other packages."""
-    installed = {name: purpose for name, purpose in COMMANDS.items() if _is_installed(name.removeprefix("seqgen-"))}
+TOOLS = {"runs": "seqgen.addons.compare.runs", "page of a trace": "seqgen.addons.traces.page"}
+"""Modules of add-ons that the command of another add-on uses, by what they show."""
+
+
+def tool(name: str) -> Any:
+    """A module of ``TOOLS``.
+
+    Raises:
+        ConfigError: it belongs to an add-on that is not installed.
+    """
+    return import_declared(TOOLS[name], f"what shows the {name}")
+
+
+def installed() -> dict[str, str]:
+    """What each installed command is for, by name, with the commands of other packages."""
+    found = {name: purpose for name, purpose in COMMANDS.items() if _is_installed(name.removeprefix("seqgen-"))}
     for entry in entry_points(group="seqgen.commands"):
-        installed[f"seqgen-{entry.name}"] = f"of {entry.dist.name if entry.dist else entry.value}"
-    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in installed.items())
+        found[f"seqgen-{entry.name}"] = f"of {entry.dist.name if entry.dist else entry.value}"
+    return found
+
+
+def commands() -> str:
+    """The installed commands, one on each line."""
+    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in installed().items())
 
 
 def _is_installed(name: str) -> bool:

@@ -40,7 +40,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
         ConfigError: there is no script for this shell.
     """
     if shell != "bash":
-        raise ConfigError(f"--completion {shell}: there is a script for bash only; give --completion bash")
+        raise ConfigError(f"--completion {shell}: there is a script for bash only; use --completion bash")
     from seqgen.metrics import CORPUS_METRICS
 
     every, keys = choosers(schema), {key.name: key for key in every_key(schema)}

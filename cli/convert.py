@@ -158,10 +158,10 @@ def _check_keys(cfg: ConvertConfig) -> None:
         ConfigError: a key cannot be used.
     """
     if not cfg.path:
-        raise ConfigError("path is missing: give path=MODEL, or path=[A,B] with format=average")
+        raise ConfigError("path is missing: set path=MODEL, or path=[A,B] with format=average")
     for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*KEYS[cfg.format]}):
         owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
-        raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
+        raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or set {owners}")
     if cfg.format == "trie" and not (cfg.input and cfg.output.endswith(TRIE_SUFFIX)):
         raise ConfigError(f"format=trie needs input=FILE with the allowed outputs, and output=NAME{TRIE_SUFFIX}")
     if cfg.format != "average":
@@ -171,7 +171,7 @@ def _check_keys(cfg: ConvertConfig) -> None:
                 f"path={cfg.path[0]}"
             )
         if not cfg.output:
-            raise ConfigError(f"output is missing: give output=FOLDER, the {cfg.format} folder to write")
+            raise ConfigError(f"output is missing: set output=FOLDER, the {cfg.format} folder to write")
     if cfg.output and Path(cfg.output).exists():
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
     if cfg.format in ("huggingface", "export", "ctranslate2", "trie"):
@@ -238,7 +238,7 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
         if given:
             values[key] = given
         elif key in values:
-            raise ConfigError(f"{cfg.path[0]} does not contain its {key}; give {key}=, such as {key}=en")
+            raise ConfigError(f"{cfg.path[0]} does not contain its {key}; set {key}=, such as {key}=en")
     config = compose(TrainConfig, [f"task={values['_name']}"])
     config.task = from_dict(TrainConfig, {"task": values}, cfg.path[0]).task
     config.model = loaded.config.model

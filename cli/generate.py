@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
 from seqgen.text.input_line import UNKNOWN
+from seqgen.text.line_stages import summaries
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
@@ -51,9 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         overrides = arguments.overrides
         given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
-            from seqgen.cli.job import run_job  # not for every start of a command
-
-            return run_job(cfg, given, overrides)
+            jobs = import_declared(
+                "seqgen.addons.jobs.command", "a job (engine=ray, job.*, generation.workers, generation.part_lines)"
+            )
+            return int(jobs.run_job(cfg, given, overrides))
         generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 
@@ -68,7 +71,7 @@ def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
     """
     keys = [split_argument(override)[0] for override in overrides]
     if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
-        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or give engine=ray")
+        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or set engine=ray")
     of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
     return cfg.engine == "ray" or bool(of_job)
 
@@ -125,6 +128,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
             translation = complete(translation, cfg, clean)
             trace.add(translation)
             outputs.add(translation)
+            outputs.counts.update(decoding.stages.counts(translation))
             if streamer is None:
                 file.write(write(translation))
             if _buffer_size(cfg) == 1:
@@ -148,7 +152,7 @@ class _Outputs:
         hypotheses: the text of each line.
         tokens: number of tokens of these texts.
         marked: number of lines that a person should read.
-        terms_met: whether each of their terms is met.
+        counts: what the line stages counted, by name.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
 
@@ -156,7 +160,7 @@ class _Outputs:
     hypotheses: list[str] = field(default_factory=list)
     tokens: int = 0
     marked: int = 0
-    terms_met: list[bool] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     notes: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, translation: Translation) -> None:
@@ -164,7 +168,6 @@ class _Outputs:
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
         self.marked += bool(translation.review)
-        self.terms_met += translation.terms_met
         notes = [(translation.id + 1, note) for note in translation.notes]
         if self.typed is None:
             self.notes += notes
@@ -199,7 +202,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
     check_output("output", cfg.output, *files, in_place=True)
     check_trace(cfg, *files)
     if cfg.record == "-":
-        raise ConfigError("record=- is not possible, because outputs are written there; give record=FILE.json")
+        raise ConfigError("record=- is not possible, because outputs are written there; set record=FILE.json")
     if cfg.record:
         check_output("record", cfg.record, *files, other_outputs=[cfg.output, cfg.trace])
 
@@ -273,9 +276,8 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
     hypotheses, tokens = outputs.hypotheses, outputs.tokens
     for line in summary(outputs.notes):
         log(line)
-    if cfg.generation.glossary:
-        found, met = len(outputs.terms_met), sum(outputs.terms_met)
-        log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")
+    for line in summaries(cfg.generation, outputs.counts):
+        log(line)
     if not hypotheses:
         log("the input has no lines, so the output is empty")
     stream = sys.stderr if cfg.output == "-" else sys.stdout
@@ -290,7 +292,7 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
     if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for a person", file=stream)
+        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for review", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 
 
@@ -298,14 +300,14 @@ MOST_NOTES = 20
 """Maximum number of different notes shown."""
 
 MOST_UNKNOWN = 500
-"""Maximum number of characters shown of the text that a vocabulary lacks."""
+"""Maximum number of characters shown of the text that are not in a vocabulary."""
 
 MOST_NUMBERS = 5
 """Maximum number of line numbers shown per note."""
 
 
 def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
-    """Merge notes with the same text, and those on characters or words that a vocabulary lacks.
+    """Merge notes with the same text, and those on characters or words that are not in a vocabulary.
 
     Args:
         notes: pairs of the number of an input line, from 1, and the text of a note.
@@ -410,7 +412,7 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
     """
     if not cfg.trace:
         for key in changed(cfg.trace_options):
-            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; give both, or remove the key")
+            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; set both, or remove the key")
         return
     if not cfg.trace.endswith(SUFFIXES):
         raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
@@ -426,7 +428,7 @@ def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[st
     if not cfg.trace:
         return NoTrace()
     if cfg.trace_options.reference_scores and references is None:
-        raise ConfigError("trace_options.reference_scores has no effect without references; give reference=FILE")
+        raise ConfigError("trace_options.reference_scores has no effect without references; set reference=FILE")
     writer = import_declared("seqgen.addons.traces.writer", f"trace={cfg.trace}").TraceWriter
     return writer(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
 

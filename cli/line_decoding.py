@@ -45,7 +45,7 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
         ConfigError: there is no model, or both a file and a split are given.
     """
     if not path:
-        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+        raise ConfigError("path is missing: set path=RUN_FOLDER, or path=[A,B] for an ensemble")
     if lines and dataset.gen_subset != type(dataset)().gen_subset:
         raise ConfigError(
             f"dataset.gen_subset={dataset.gen_subset} has no effect, because input={lines} is decoded instead; "
@@ -65,7 +65,9 @@ def check_outputs(cfg: GenerateConfig) -> None:
     """
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
     if (named := FORMAT_OF.get(Path(cfg.output).suffix, cfg.format)) != cfg.format:
-        raise ConfigError(f"output={cfg.output} would have format={cfg.format}; give format={named}, or another name")
+        raise ConfigError(
+            f"output={cfg.output} would have format={cfg.format}; set format={named}, or choose another name"
+        )
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     text_cleaner(cfg.remove_bpe, cfg.detokenize)
@@ -87,7 +89,7 @@ def check_plain_text(**files: Sequence[str]) -> None:
     """
     for key, name in ((key, name) for key, names in files.items() for name in names):
         if is_table(name) and not (key in ("input", "source") and name.removesuffix(".gz").endswith(".tsv")):
-            raise ConfigError(f"{key}={name} is a table by its name; give plain text (job.column=FIELD is for a job)")
+            raise ConfigError(f"{key}={name} has the name of a table; give plain text (job.column=FIELD is for a job)")
 
 
 def decoding_files(cfg: GenerateConfig) -> list[str]:
@@ -158,8 +160,8 @@ def prepare_decoding(
     own_lines = cfg.dataset.gen_source or not cfg.input
     if decoding.splitter is not None and own_lines and not decoding.task.reads_plain_lines:
         raise ConfigError(
-            "generation.input_split splits whole lines, and this task inserts lines into a template; give finished "
-            "lines by input=FILE without dataset.gen_source"
+            "generation.input_split splits whole lines, and this task inserts lines into a template; give complete "
+            "lines with input=FILE and without dataset.gen_source"
         )
     for text in decoding.notes:
         note(text)

@@ -77,6 +77,6 @@ def check_text(cfg: ReferencedTextConfig) -> None:
     """Check before the models are loaded that there is a text with references, and that the figures can be written."""
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
     if bool(cfg.input) != bool(cfg.reference):
-        raise ConfigError("give both input=FILE and reference=FILE, its correct outputs; or neither, for a split")
+        raise ConfigError("set both input=FILE and reference=FILE, its correct outputs; or neither, for a split")
     if cfg.json:
         check_output("json", cfg.json, cfg.input, cfg.reference, cfg.prefix)

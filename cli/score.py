@@ -102,7 +102,7 @@ class ScoreConfig:
     )
     tokens_per_sample: int = option(
         0,
-        "language models: score the lines as one text, in blocks of so many tokens; 0 scores each line alone",
+        "language models: score the lines as one text, in blocks of this many tokens; 0 scores each line alone",
         minimum=0,
     )
     context_window: int = option(
@@ -140,10 +140,10 @@ def score(cfg: ScoreConfig) -> int:
         UserError: a key, model or file cannot be used.
     """
     if not cfg.reference:
-        raise ConfigError("reference is missing: give reference=FILE")
+        raise ConfigError("reference is missing: set reference=FILE")
     if bool(cfg.hypothesis) == bool(cfg.path):
         raise ConfigError(
-            "give either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model; a language "
+            "set either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model; a language "
             "model needs no source)"
         )
     _check_keys(cfg)
@@ -236,14 +236,13 @@ def compare_systems(cfg: ScoreConfig) -> int:
     metrics = cfg.metrics or OF_COMPARISONS
     for name in metrics:
         if corpus_metric(name).needs_sources and not cfg.source:
-            raise ConfigError(f"metric {name} reads the sources; give source=FILE")
-    seed = tools.seed_of(keys.seed)
+            raise ConfigError(f"metric {name} reads the sources; set source=FILE")
     texts, others = read_texts(cfg)
     if not texts.references:
         return 2  # the user was told that there is nothing to score, so that nothing is written
     tests, outputs = keys.tests, [list(texts.hypotheses), *others]
     systems = [tools.System(*pair) for pair in zip(names, outputs, strict=True)]
-    options = tools.Options(metrics, tests != "none", tests == "both", seed, keys.examples)
+    options = tools.Options(metrics, tests != "none", tests == "both", keys.seed, keys.examples)
     comparison = tools.compare(systems, texts, options)
     write_report(tools.text_report(comparison), comparison.as_dict(), cfg.json)
     return 0
@@ -256,7 +255,7 @@ def _compares(cfg: ScoreConfig) -> bool:
 
 def _score_by_model(cfg: ScoreConfig) -> int:
     if len(cfg.reference) > 1:
-        raise ConfigError("a model scores one text of references; give reference=FILE")
+        raise ConfigError("a model scores one text of references; set reference=FILE")
     (reference,) = cfg.reference
     check_output("output", cfg.output, cfg.source, reference, in_place=True)
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
@@ -273,7 +272,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
         keys = {"tokens_per_sample": cfg.tokens_per_sample, "context_window": cfg.context_window}
         scored = translator.score_text(references, **keys)
     else:
-        raise ConfigError("source is missing: give source=FILE, the text with the sources of the references")
+        raise ConfigError("source is missing: set source=FILE, the text with the sources of the references")
     totals = Totals()
     with open_output(cfg.output) as file:
         for number, hypothesis in enumerate(scored):

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: TrainConfig, arguments: Arguments) -> int:
         if cfg.prepare_only and not cfg.run_dir:
-            raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
+            raise ConfigError("run_dir is missing: set run_dir=FOLDER, the run folder that training will use")
         chosen = chosen_components(TrainConfig, arguments.overrides)
         if not text_values(arguments.overrides, "task", str):
             log(f"no task is given, so that the built-in example is trained: task={chosen['task']}")
@@ -166,7 +166,7 @@ def _train_as_rank(
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
 """Keys of the task by which the user chooses a tokenizer."""
-FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[2e-3]"
+FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[4e-3]"
 """Defaults of fine-tuning; the last one is for weights that are added to those of the checkpoint, such as adapters."""
 
 

@@ -132,7 +132,7 @@ def main() -> None:
     reference = folder / "fconv_tiny" / "cache" / "number_names-test-en-de" / "test.de"
     rows, seconds = [], {}
     if any(folder.glob("*/checkpoints/*/")):
-        print(f"{folder} has runs of an earlier demo, which are resumed; delete the folder to begin anew", flush=True)
+        print(f"{folder} has runs of an earlier demo, which are resumed; delete the folder to start again", flush=True)
     for model in OPTIONS:
         run("seqgen-train", f"run_dir={folder / model}", f"model={model}", *RECIPE, *OPTIONS[model])
         seconds[model] = trained_seconds(folder / model)

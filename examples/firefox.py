@@ -69,7 +69,7 @@ def get(pair: str, folder: Path) -> None:
     kinds = {name.partition(".")[0] for name in files}
     if not any(needed <= kinds for needed in ({"model", "vocab"}, {"model", "srcvocab", "trgvocab"})):
         found = ", ".join(sorted(files)) or "nothing"
-        raise DataError(f"what was downloaded lacks the model or its vocabulary; it has: {found}")
+        raise DataError(f"the download does not contain the model or its vocabulary; it contains: {found}")
     with new_folder(folder) as made:
         for name, content in files.items():
             (made / name).write_bytes(content)

@@ -56,7 +56,7 @@ def retrieval(cfg: RetrievalConfig) -> int:
         DataError: a file cannot be read, or files do not fit each other.
     """
     if not cfg.output or bool(cfg.data) == bool(cfg.found):
-        raise ConfigError("give output=FOLDER, and either data=FOLDER to make the files or found=FILE for the recall")
+        raise ConfigError("set output=FOLDER, and either data=FOLDER to make the files or found=FILE for the recall")
     if cfg.data:
         prepare(cfg, Path(cfg.output))
     else:

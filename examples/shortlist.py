@@ -76,7 +76,7 @@ def shortlist(cfg: ShortlistConfig) -> int:
     """
     for key in ("path", "source", "target", "output"):
         if not getattr(cfg, key):
-            raise ConfigError(f"{key} is missing: give path=RUN source=FILE target=FILE output=FILE")
+            raise ConfigError(f"{key} is missing: set path=RUN source=FILE target=FILE output=FILE")
     check_output("output", cfg.output, cfg.source, cfg.target)
     task = load_model(cfg.path, set_up_device(cfg.common), reading=cfg.reading).task
     sources, targets = _encoded(cfg, task)

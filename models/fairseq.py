@@ -155,7 +155,7 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     if dictionary is None:
         raise DataError(
             f"{path} has no {side} dictionary: there is no {' and no '.join(names)} in its folder; copy it there, or "
-            f"give reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
+            f"set reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
         )
     words, codes = Dictionary.load(dictionary), []
     if options.languages is not None:
@@ -430,7 +430,7 @@ class FairseqLanguages:
         listed = [code for code in listed if not code.endswith(tuple(SUFFIXES.values()))]
         codes = list(self.codes) or listed or sorted({code for pair in self.pairs for code in pair.split("-")})
         if not codes:
-            raise DataError(f"{path} does not list its languages; give reading.lang_dict=FILE, with one on each line")
+            raise DataError(f"{path} does not list its languages; set reading.lang_dict=FILE, with one on each line")
         return codes
 
     def add_tokens(self, dictionary: Dictionary, codes: Sequence[str]) -> None:
@@ -484,7 +484,7 @@ def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
     style = str(options.get("lang_tok_style") or "multilingual")
     if style not in LANG_TOKEN_FORMATS:
         known = ", ".join(LANG_TOKEN_FORMATS)
-        raise CheckpointError(f"{path} was trained with lang_tok_style={style}; there are: {known}")
+        raise CheckpointError(f"{path} was trained with lang_tok_style={style}; seqgen supports: {known}")
     extra = options.get("extra_data")
     return FairseqLanguages(
         codes=_texts(options.get("langs")),
@@ -592,7 +592,7 @@ def _family(name: str, path: Path) -> str:
     if name not in FAMILIES:
         raise CheckpointError(
             f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have"
-            f"{nearest(name, FAMILIES)}; there are: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
+            f"{nearest(name, FAMILIES)}; it has: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
             "reading.architecture=NAME"
         )
     return FAMILIES[name]

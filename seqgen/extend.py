@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from seqgen.cli.output import check_output
     from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
     from seqgen.config.added_options import register_options
+    from seqgen.config.values import split_argument, to_dict
     from seqgen.core.backpointers import BackPointers
     from seqgen.core.beam_search import BeamSearch, Greedy
     from seqgen.core.candidates import Candidates, best_continuations, gather_beams
@@ -44,7 +45,16 @@ if TYPE_CHECKING:
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
     from seqgen.core.decoder import Decoder, IncrementalDecoder
     from seqgen.core.encoder import Encoder
-    from seqgen.core.errors import CheckpointError, ConfigError, DataError, DecodingError, UserError, nearest, shown
+    from seqgen.core.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DecodingError,
+        ResourceError,
+        UserError,
+        nearest,
+        shown,
+    )
     from seqgen.core.finished import EachRow, FinishedHypotheses, Ranking
     from seqgen.core.incremental_state import StateDict, StatefulModule
     from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
@@ -61,7 +71,7 @@ if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary, VocabularyMap
     from seqgen.data.noising import NoiseTokens, Objective, replace_spans, span_counts, span_mask
     from seqgen.data.pair_dataset import Example, PairDataset, Side, pad_rows
-    from seqgen.data.text import ParallelFiles, find_parallel, read_lines
+    from seqgen.data.text import ParallelFiles, find_files, find_parallel, read_lines
     from seqgen.data.tokenizers.base import (
         Tokenizer,
         WhitespaceTokenizer,
@@ -125,14 +135,16 @@ if TYPE_CHECKING:
         register_utility,
     )
     from seqgen.system.downloads import watched
-    from seqgen.system.files import new_file, new_folder
-    from seqgen.system.reading import read_bytes
+    from seqgen.system.files import disk_errors, new_file, new_folder, write_atomically
+    from seqgen.system.reading import parse_json, read_bytes
     from seqgen.task import Task
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import cache_folder, check_split
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
     from seqgen.text.confidence.features import Feature
+    from seqgen.text.input_line import InputLine
     from seqgen.text.languages import TextModel
+    from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
     from seqgen.text.reranking import (
         Bleu,
         Chrf,
@@ -144,7 +156,7 @@ if TYPE_CHECKING:
         expected_utilities,
         utility_from_config,
     )
-    from seqgen.text.results import TextHypothesis, Translation
+    from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
     from seqgen.text.translator import ModelInMemory
     from seqgen.text.word_streaming import WordStreamer
@@ -156,8 +168,8 @@ if TYPE_CHECKING:
 
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
-__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "UserError", "nearest", "option"]
-__all__ += ["register_options", "shown"]
+__all__ += ["GenerationConfig", "ReadingConfig", "ResourceError", "TrainConfig", "UserError", "nearest", "option"]
+__all__ += ["UserError", "register_options", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
@@ -184,7 +196,7 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 __all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]
 __all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
-__all__ += ["utility_from_config"]
+__all__ += ["Computed", "InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
 # Models
 __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
@@ -196,10 +208,10 @@ __all__ += ["save_pretrained"]
 __all__ += ["Batch", "Dictionary", "Example", "NoiseTokens", "Objective"]
 __all__ += ["PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "SentencePieceTokenizer"]
 __all__ += ["Side", "Task", "Tokenizer", "TranslationConfig", "TranslationTask", "VocabularyMap"]
-__all__ += ["WhitespaceTokenizer", "cache_folder", "check_split", "find_parallel", "load_pretrained_tokenizer"]
-__all__ += ["load_tokenizer", "number_names", "pad_rows", "read_lines", "read_model", "register_task"]
-__all__ += ["register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer", "span_counts"]
-__all__ += ["span_mask", "split_numbers", "write_settings"]
+__all__ += ["WhitespaceTokenizer", "cache_folder", "check_split", "find_files", "find_parallel"]
+__all__ += ["load_pretrained_tokenizer", "load_tokenizer", "number_names", "pad_rows", "read_lines", "read_model"]
+__all__ += ["register_task", "register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer"]
+__all__ += ["span_counts", "span_mask", "split_numbers", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
 __all__ += ["SequenceCriterion", "TargetPositions", "cross_entropy", "decoding", "register_criterion"]
@@ -209,6 +221,7 @@ __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "P
 __all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
 __all__ += ["register_checkpoint_loader"]
 # Commands
-__all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device", "watched"]
+__all__ += ["check_output", "disk_errors", "log", "new_file", "new_folder", "parse_json", "run", "set_up_device"]
+__all__ += ["split_argument", "to_dict", "watched", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

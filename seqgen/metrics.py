@@ -145,7 +145,7 @@ def corpus_metric(name: str) -> CorpusMetric:
     """Look up a metric.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the name is unknown.
     """
     if name not in CORPUS_METRICS:
         known = ", ".join(CORPUS_METRICS)
@@ -170,7 +170,7 @@ def corpus_scores(names: Sequence[str], texts: Texts) -> dict[str, TextScore]:
     metrics = {name: corpus_metric(name) for name in names}
     for name, metric in metrics.items():
         if metric.needs_sources and not texts.sources:
-            raise ConfigError(f"metric {name} reads the sources; give source=FILE")
+            raise ConfigError(f"metric {name} reads the sources; set source=FILE")
     if len(texts.hypotheses) != len(texts.references) or not texts.references:
         numbers = f"{len(texts.hypotheses)} hypotheses cannot be scored against {len(texts.references)} references"
         raise ValueError(numbers)

@@ -193,8 +193,7 @@ class Registry:
         if file := self._recorded.get(name):
             return (
                 f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; to run that "
-                f"file's code, if you trust it, give common.user_dir={file} or common.user_dir=run, or import it in "
-                "Python"
+                f"file's code, if you trust it, set common.user_dir={file}, or import it in Python"
             )
         hint = nearest(name, known, count=3)
         if not known:

@@ -71,6 +71,6 @@ class LanguageModelingTask(PromptTask, RawTextTask):
             ConfigError: always.
         """
         raise ConfigError(
-            "task=language_modeling has no source lines to decode; give prompts with input=FILE, and leave out "
+            "task=language_modeling has no source lines to decode; give prompts with input=FILE, and remove "
             "dataset.validate_decode"
         )

@@ -138,7 +138,7 @@ class MultilingualTranslationTask(ParallelTextTask):
         if len(self.pairs) > 1:
             names = ", ".join(pair.name for pair in self.pairs)
             raise ConfigError(
-                f"the run has several pairs; give input=FILE, or choose one by dataset.gen_source=PAIR: {names}"
+                f"the run has several pairs; set input=FILE, or choose one by dataset.gen_source=PAIR: {names}"
             )
         return _files(self.cfg, self.pairs[0], split)
 
@@ -191,7 +191,7 @@ def _pairs(cfg: MultilingualTranslationConfig) -> list[Pair]:
         ConfigError: they are not valid.
     """
     if not cfg.pairs:
-        raise ConfigError("task.pairs is missing; give the pairs of languages, such as task.pairs=[en-de,de-en]")
+        raise ConfigError("task.pairs is missing; set it to the pairs of languages, such as task.pairs=[en-de,de-en]")
     if len(set(cfg.pairs)) < len(cfg.pairs):
         raise ConfigError(f"task.pairs=[{','.join(cfg.pairs)}] names a pair twice; remove one")
     endings = [tuple(name.split("-")) for name in cfg.pairs]
@@ -225,7 +225,7 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
     source, target = pair.endings
     if not given:
         files = f"PREFIX.{source} and PREFIX.{target}"
-        raise missing_split(split, f"task.{split} is missing; give task.{split}=PREFIX of the files {files}")
+        raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
     names = dict.fromkeys(given.replace("{pair}", name) for name in (pair.name, f"{target}-{source}"))
     problems: list[DataError] = []
     for prefix in names:

@@ -42,7 +42,7 @@ def missing_split(split: str, message: str) -> ConfigError:
         message: the error in training; the split ``test`` is read in decoding only, when its key cannot be set.
     """
     if split == "test":
-        return ConfigError("the model was trained without task.test; give input=FILE, or input=- for standard input")
+        return ConfigError("the model was trained without task.test; set input=FILE, or input=- for standard input")
     return ConfigError(message)
 
 
@@ -60,7 +60,7 @@ def split_files(cfg: Any, split: str) -> list[Path]:
     check_split(split)
     patterns = getattr(cfg, split)
     if not patterns:
-        raise missing_split(split, f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
+        raise missing_split(split, f"task.{split} is missing; set task.{split}=FILE, or several as [FILE,FILE]")
     return find_files(patterns, f"task.{split}")
 
 

@@ -187,12 +187,14 @@ class TranslationTask(ParallelTextTask):
         check_split(split)
         for key, example in (("source_lang", "en"), ("target_lang", "de")):
             if not getattr(cfg, key):
-                raise ConfigError(f"task.{key} is missing; give the file name ending, such as task.{key}={example}")
+                raise ConfigError(
+                    f"task.{key} is missing; set it to the file name ending, such as task.{key}={example}"
+                )
         check_languages(cfg)
         prefix: str = getattr(cfg, split)
         if not prefix:
             files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz), or a table"
-            raise missing_split(split, f"task.{split} is missing; give task.{split}=PREFIX of the files {files}")
+            raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
         if is_table(prefix):
             columns, languages = (cfg.source_column, cfg.target_column), (cfg.source_lang, cfg.target_lang)
             return find_table(prefix, columns, languages, f"task.{split}")

@@ -1,12 +1,19 @@
-"""Settings for all tests."""
+"""Settings for all tests, and which tests need an add-on that is not installed."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from seqgen.registry import MissingAddonError
 from tests.browser import browser  # noqa: F401  # a fixture of all tests
 
 # The tensors of the tests are so small that a second thread makes them slower, above all on a busy machine.
@@ -20,3 +27,53 @@ settings.load_profile("seqgen")
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+ROOT = Path(__file__).parent.parent
+
+
+@functools.cache
+def imported(file: Path) -> frozenset[str]:
+    """The names that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    return frozenset(found)
+
+
+def addons_of(test: Path) -> set[str]:
+    """The add-ons that a test needs: that of its folder, and those that it or a module of the checkout imports."""
+    parts = test.relative_to(ROOT / "tests").parts
+    found, files = {parts[1]} if parts[0] == "addons" and len(parts) > 2 else set(), [test]
+    for file in files:  # grows
+        for name in imported(file):
+            if name.startswith("seqgen.addons."):
+                found.add(name.split(".")[2])
+            module = (ROOT / name.replace(".", "/")).with_suffix(".py")
+            if name.startswith(("tests.", "examples.")) and module.is_file() and module not in files:
+                files.append(module)
+    return found
+
+
+def is_installed(addon: str) -> bool:
+    return find_spec(f"seqgen.addons.{addon}") is not None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the tests of add-ons that are not installed: no test needs a condition of its own."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if is_test and not all(map(is_installed, addons_of(collection_path))) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that runs the command of an add-on which is not installed."""
+    try:
+        yield
+    except MissingAddonError as error:
+        pytest.skip(str(error))
+
+
+pytest_runtest_setup = pytest_runtest_call

@@ -1,7 +1,8 @@
 """Small random models for the invariants that are tested on every registered model.
 
-To add a model, import its file and add one entry to ``ZOO``: a name, and a ``Specimen`` with a function that builds the
-model for a vocabulary of ``VOCAB`` ids.
+To add a model, import its file and add one entry to ``ZOO``: a name, which begins with that of the model and ``_``, and
+a ``Specimen`` with a function that builds the model for a vocabulary of ``VOCAB`` ids. Models of add-ons that are not
+installed are left out.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ import torch
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.addons.checks.kinds import Vocabularies
-from seqgen.addons.checks.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.registry import MODELS
+from tests.scripted_model import dictionary
 
 PAD, EOS, VOCAB = 1, 2, 23
 
 
-class TinyTask(Vocabularies):
+class TinyTask:
     """The two dictionaries of the zoo, one object if ``joint``."""
 
     def __init__(self, joint: bool = False):
-        source = tiny_dictionary(VOCAB - 5)
-        source.add_symbol("other")
-        super().__init__(tiny_dictionary(), None if joint else source)
+        self.target_dictionary = self.source_dictionary = dictionary()
+        if not joint:
+            self.source_dictionary = dictionary(VOCAB - 5)
+            self.source_dictionary.add_symbol("other")
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Specimen:
     has_table: bool = True
 
     @cached_property
-    def ids(self) -> Ids:
-        """The ids of its inputs."""
+    def padded_left(self) -> bool:
+        """Whether its sources are padded on the left."""
         with torch.random.fork_rng():
-            return Ids.of(self.build(), tiny_dictionary(), VOCAB)
+            return self.build().left_pad_source
 
 
 _WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -256,9 +257,15 @@ ZOO: dict[str, Specimen] = {
         has_table=False,
     ),
 }
+ZOO = {name: one for name, one in ZOO.items() if name.partition("_")[0] in MODELS.names()}
 
 
-ARCHITECTURES = (
+def in_zoo(*names: str) -> list[str]:
+    """Those of some models whose add-ons are installed."""
+    return [name for name in names if name in ZOO]
+
+
+ARCHITECTURES = in_zoo(
     *("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "lstm_tiny", "average", "t5_tiny"),
     *("t5gemma_tiny", "transformer_lm_tiny"),
 )
@@ -287,22 +294,3 @@ def sharp(name: str, seed: int = 0, factor: float = 1.5) -> EncoderDecoderModel:
         for parameter in model.parameters():
             parameter.mul_(factor)
     return model
-
-
-def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
-    """Random inputs.
-
-    Args:
-        name: the model of the zoo.
-        lengths: length of each source, end-of-sentence included.
-        target_length: columns of the target prefix.
-        rows_per_sentence: target rows for each source.
-        seed: seed of the tokens.
-    """
-    return ZOO[name].ids.inputs(lengths, target_length, rows_per_sentence, seed)
-
-
-def subject_of(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, peaked: bool = False) -> Subject:
-    """A model of the zoo whose invariants are checked."""
-    model = sharp(name, seed) if peaked else build(name, dtype, seed)
-    return Subject(model, tiny_dictionary(), VOCAB, ZOO[name].build, tolerance=TOLERANCE[dtype])

@@ -7,16 +7,24 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from seqgen.addons.checks.subject import tiny_dictionary as dictionary  # noqa: F401  # the tests import it from here
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.incremental_state import StateDict
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, EncoderOut, Source
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import pad_rows
 
 Rule = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
 """A function from source ids and generated tokens to the logits ``(V,)`` of the next token."""
+
+
+def dictionary(words: int = 19) -> Dictionary:
+    """``<s> <pad> </s> <unk>`` and the words ``w0``, ``w1``, ... with ids from 4."""
+    result = Dictionary()
+    for number in range(words):
+        result.add_symbol(f"w{number}")
+    return result
 
 
 class ScriptedEncoder(Encoder):

@@ -91,7 +91,7 @@ def with_chooser(group: str, overrides: list[str]) -> list[str]:
     fixed = [f"generation.{fixed_key}" for fixed_key in FIXED] + ([key] if group in SINGLE_COMPONENTS else [])
     for override in overrides:
         if (given := override.partition("=")[0]) in fixed:
-            raise ConfigError(f"{given}: the check sets this key itself; leave it out")
+            raise ConfigError(f"{given}: the check sets this key itself; remove it")
     names = name if group in SINGLE_COMPONENTS else text_list([*text_values(overrides, key), name])
     return [*(override for override in overrides if not override.startswith(f"{key}=")), f"{key}={names}"]
 

@@ -413,7 +413,7 @@ _INDICES = (
 _FORBIDDEN = "candidates with a score of -inf become possible; leave -inf as it is"
 _MIXES_SENTENCES = (
     "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension, and "
-    "leave out the positions of the source where context.src_padding is true"
+    "exclude the positions of the source where context.src_padding is true"
 )
 _FIRST_STEP = (
     "the same hypothesis is kept twice; at context.step == 0 all beams are equal, so that only the first one may be "

@@ -371,7 +371,7 @@ CRITERION_ADVICE: Advice[Training] = {
         "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
     ),
     "padding does not affect the loss | changes the loss": (
-        "padding of the target is counted; leave out the positions whose target is padding (target_logits does so)"
+        "padding of the target is counted; exclude the positions whose target is padding (target_logits does so)"
     ),
     "sum over ranks = whole batch | the loss": _of_the_sum,
     "gradient = finite differences": _GRADIENT,

@@ -120,7 +120,7 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
     """
     if (cfg.model is not None) == bool(cfg.path):
         raise ConfigError(
-            "give either model=NAME for a random model or path=RUN for a trained one, or another component, such as "
+            "set either model=NAME for a random model or path=RUN for a trained one, or another component, such as "
             "search=NAME"
         )
     if cfg.model is not None and cfg.reading != ReadingConfig():
@@ -273,7 +273,7 @@ def _trained_decoding(
         UserError: a model cannot be loaded, ``model`` is given as well, or the number or vocabularies do not fit.
     """
     if cfg.model is not None:
-        raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
+        raise ConfigError("set either model=NAME for a random model or path=RUN for a trained one")
     loaded = _loaded(cfg.path, cfg.reading, note)
     if group == "combination" and len(loaded) < 2:
         raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
@@ -385,7 +385,7 @@ def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
     splits = task.splits()
     split = next((name for name in ("valid", "test", *splits) if name in splits), None)
     if split is None:
-        raise ConfigError("the task has no data to check; give them by its keys, such as task.train and task.valid")
+        raise ConfigError("the task has no data to check; set its keys, such as task.train and task.valid")
     task.dataset(split)
     config = small_transformer("transformer_lm" if isinstance(task, PromptTask) else "transformer")
     torch.manual_seed(0)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
-from seqgen.addons.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
-from seqgen.addons.traces.page import page_of
-from seqgen.addons.traces.trace import Trace
+from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
+from seqgen.cli.commands import tool
 from seqgen.cli.output import check_output, write_report
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
@@ -61,7 +60,7 @@ def show(cfg: ShowConfig) -> int:
         UserError: a file, folder or key cannot be used, or a file cannot be written.
     """
     if cfg.page == "-":
-        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
+        raise ConfigError("page=-: a page is not written to standard output; set page=FILE.html")
     if cfg.languages:
         _refuse_others(cfg, "languages", ())
         _show_languages(cfg)
@@ -77,7 +76,7 @@ def show(cfg: ShowConfig) -> int:
 def _refuse_others(cfg: ShowConfig, what: str, keys: Sequence[str]) -> None:
     for key, value in vars(cfg).items():
         if value and key not in ("path", "languages", *keys):
-            raise ConfigError(f"{key}={value} has no effect on {what}; leave it out")
+            raise ConfigError(f"{key}={value} has no effect on {what}; remove it")
 
 
 def _show_trace(cfg: ShowConfig) -> None:
@@ -86,10 +85,11 @@ def _show_trace(cfg: ShowConfig) -> None:
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
     check_output("page", output, file)
-    trace = Trace(file)
+    traces = tool("page of a trace")
+    trace = traces.Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
-    page = page_of(trace).encode("utf-8", "backslashreplace")
+    page = traces.page_of(trace).encode("utf-8", "backslashreplace")
     write_atomically(Path(output), page)
     print(f"wrote {output}: {len(trace)} sentences, {len(page) / 1e6:.1f} MB")
 
@@ -98,9 +98,7 @@ def _show_runs(cfg: ShowConfig) -> None:
     if cfg.json:
         check_output("json", cfg.json)
     if not cfg.path:
-        raise ConfigError(
-            "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
-        )
+        raise ConfigError("nothing to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs")
     if cfg.page:
         check_output("page", cfg.page, other_outputs=[cfg.json])
         if find_spec("matplotlib") is None:
@@ -111,28 +109,9 @@ def _show_runs(cfg: ShowConfig) -> None:
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
 
 
-def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
-    """Read the runs in folders, and print what is wrong with them.
-
-    Args:
-        folders: run folders, and folders that contain runs.
-        keys: the command's keys, one of which may have been typed without a value.
-
-    Raises:
-        UserError: a folder cannot be used.
-    """
-    for name in folders:
-        if name in keys and not Path(name).exists():
-            raise ConfigError(f"{name} is a key, which needs a value; give {name}=VALUE")
-    runs = read_runs(find_runs(folders))
-    for problem in (problem for item in runs for problem in item.problems):
-        log(problem)
-    return runs
-
-
 def _show_languages(cfg: ShowConfig) -> None:
     if len(cfg.path) != 1:
-        raise ConfigError("languages=true lists the languages of one model: give path=FOLDER")
+        raise ConfigError("languages=true lists the languages of one model: set path=FOLDER")
     languages = _tokenizer(local_path(cfg.path[0])).languages
     if languages is None:
         raise ConfigError(f"path={cfg.path[0]}: the model has no languages to choose from")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seqgen.addons.compare.document import Table, text_of
-from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, untested
+from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, seed_of, untested
 from seqgen.metrics import Texts
 
 VERSION = 1
@@ -63,7 +63,7 @@ class Options:
         metrics: names of the metrics.
         bootstrap: whether to compute intervals, and the paired bootstrap test.
         randomization: whether to make the approximate randomization test too.
-        seed: a positive seed.
+        seed: the seed; 0 for that of ``significance.seed_of``.
         examples: number of changed sentences for each system.
     """
 
@@ -169,9 +169,10 @@ def compare(systems: Sequence[System], texts: Texts, options: Options) -> Compar
         The comparison.
 
     Raises:
-        ConfigError: a metric does not exist or cannot be computed, or there are too many sentences.
+        ConfigError: a metric does not exist or cannot be computed, there are too many sentences, or the environment's
+            seed is wrong.
     """
-    systems = list(systems)
+    systems, options = list(systems), replace(options, seed=seed_of(options.seed))
     texts = replace(texts, hypotheses=systems[0].hypotheses)
     every = {name: measure(name, texts) for name in options.metrics}
     measures = {name: item for name, item in every.items() if isinstance(item, Measure)}

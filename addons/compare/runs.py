@@ -17,6 +17,7 @@ from typing import Any
 from seqgen.addons.compare.document import WIDTH, Table, text_of
 from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
 from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
+from seqgen.cli.command import log
 from seqgen.cli.provenance import read_sessions, recorded_data
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
@@ -442,3 +443,22 @@ def table_by_score(folders: Sequence[Path], metric: str) -> str:
     runs = read_runs(folders)
     by = metric if metric.lower() in map(str.lower, score_names(runs)) else ""
     return text_table(sorted_runs(runs, by), by)
+
+
+def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
+    """Read the runs in folders, and print what is wrong with them.
+
+    Args:
+        folders: run folders, and folders that contain runs.
+        keys: the command's keys, one of which may have been typed without a value.
+
+    Raises:
+        UserError: a folder cannot be used.
+    """
+    for name in folders:
+        if name in keys and not Path(name).exists():
+            raise ConfigError(f"{name} is a key, which needs a value; set {name}=VALUE")
+    runs = read_runs(find_runs(folders))
+    for problem in (problem for item in runs for problem in item.problems):
+        log(problem)
+    return runs

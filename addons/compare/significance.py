@@ -96,7 +96,7 @@ def paired_tests(
     if len(systems[0].hypotheses) > MAX_SENTENCES:
         raise ConfigError(
             f"the tests take at most {MAX_SENTENCES} lines, because they hold all resamples in memory, but there are "
-            f"{len(systems[0].hypotheses)}; give compare.tests=none, or score a part of the lines"
+            f"{len(systems[0].hypotheses)}; set compare.tests=none, or score a part of the lines"
         )
     bootstrap = _paired(systems, measures, seed, "bs")
     trials = _paired(systems, measures, seed, "ar") if randomization and len(systems) > 1 else None
@@ -155,17 +155,9 @@ class Measure:
         self._metric = metric
         self._statistics = functools.cache(lambda texts: list(metric._extract_corpus_statistics(list(texts), None)))
 
-    def statistics(self, hypotheses: Sequence[str]) -> list[Any]:
-        """The statistics of each sentence, such as numbers of n-grams; sums of them give scores.
-
-        Args:
-            hypotheses: a line for each sentence.
-        """
-        return self._statistics(tuple(hypotheses))
-
     def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
         """True if the statistics of all sentences of two texts are equal, as with equal texts."""
-        return self.statistics(hypotheses) == self.statistics(others)
+        return self._statistics(tuple(hypotheses)) == self._statistics(tuple(others))
 
     def score(self, hypotheses: Sequence[str], sentences: Sequence[int] | None = None) -> float:
         """The score of a text or of some of its sentences.
@@ -174,7 +166,7 @@ class Measure:
             hypotheses: a line for each sentence.
             sentences: the numbers of the sentences, from 0; ``None`` for all.
         """
-        statistics = self.statistics(hypotheses)
+        statistics = self._statistics(tuple(hypotheses))
         chosen = statistics if sentences is None else [statistics[number] for number in sentences]
         return float(self._metric._aggregate_and_compute(chosen).score)
 
@@ -184,7 +176,7 @@ class Measure:
         return str(self._metric.get_signature())
 
     def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: None) -> list[Any]:
-        return self.statistics(hypotheses)
+        return self._statistics(tuple(hypotheses))
 
     def _aggregate_and_compute(self, statistics: Any) -> Any:
         score = self._metric._aggregate_and_compute(statistics)
@@ -197,14 +189,6 @@ class Measure:
     def get_signature(self) -> Any:
         """The signature, to which the tests add their settings."""
         return self._metric.get_signature()
-
-
-@dataclass
-class _Mean:
-    """The value of ``MeanOfSentences`` for a text."""
-
-    score: float
-    name: str = ""
 
 
 class _Signature:
@@ -236,11 +220,13 @@ class MeanOfSentences:
         self._text = score.signature
         return [[value, 1.0] for value in score.sentences]
 
-    def _aggregate_and_compute(self, statistics: Any) -> _Mean:
+    def _aggregate_and_compute(self, statistics: Any) -> Any:
         return self._compute_score_from_stats([sum(column) for column in zip(*statistics, strict=True)])
 
-    def _compute_score_from_stats(self, statistics: Any) -> _Mean:
-        return _Mean(float(statistics[0]) / float(statistics[1]))
+    def _compute_score_from_stats(self, statistics: Any) -> Any:
+        from sacrebleu.metrics.base import Score  # slow to import
+
+        return Score("", float(statistics[0]) / float(statistics[1]))
 
     def get_signature(self) -> _Signature:
         """The metric's signature."""

@@ -142,8 +142,9 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     files = _find_files(weights, decoding, reading)
     config = _options(files.model, tensors.get(OPTIONS))
     source, target = _tokenizers(files)
-    pairs = re.findall(r"^model\.([a-z]{2})([a-z]{2})\.intgemm", files.model.name)  # as Firefox names its models
-    task = DecodingTask(DecodingConfig(*(pairs or [("", "")])[0], translates=True), source, target)
+    pair = re.match(r"model\.([a-z]{2})([a-z]{2})\.intgemm", files.model.name)  # as Firefox names its models
+    languages = ("", "") if pair is None else (pair[1], pair[2])
+    task = DecodingTask(DecodingConfig(languages[0], languages[1], translates=True), source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
     _check_sizes(cfg, files, tensors, task)
     model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))
@@ -175,7 +176,7 @@ def _find_files(model: Path, decoding: ForeignConfig, reading: ReadingConfig) ->
     if None in vocabularies:
         wanted = usual[0][-2] if len(usual[0]) > 1 else usual[0][0]
         raise DataError(
-            f"{model} has no vocabulary, or several: there is no {wanted} in its folder; copy it there, or give "
+            f"{model} has no vocabulary, or several: there is no {wanted} in its folder; copy it there, or set "
             "reading.dictionary=FILE"
         )
     pieces = [_file(folder, reading, side, "sentencepiece", [f"{side}.spm"]) for side in _SIDES]
@@ -464,5 +465,5 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 return {name: torch.from_numpy(array) for name, array in arrays.items()}
     except (zipfile.BadZipFile, struct.error, EOFError, ValueError, TypeError, MemoryError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
+            f"{path} is damaged, or is not an archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
         ) from None

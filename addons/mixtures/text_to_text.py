@@ -342,7 +342,7 @@ def _current(cfg: TextToTextConfig, folder: Path) -> Path:
     if started or (copy.exists() and not given.is_file()):
         return copy
     if not cfg.mixture:
-        raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
+        raise ConfigError("task.mixture is missing; set it to the YAML file that describes the sources")
     return given
 
 

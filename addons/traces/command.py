@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from seqgen.addons.compare.command import runs_of
-from seqgen.addons.compare.runs import as_dict, text_table
 from seqgen.addons.traces.difference import (
     Decode,
     Difference,
@@ -25,6 +23,7 @@ from seqgen.addons.traces.difference import (
 )
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import check_plain_text
 from seqgen.cli.output import check_output, write_report
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
@@ -112,11 +111,12 @@ def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
             )
     if cfg.json:
         check_output("json", cfg.json)
-    runs = runs_of(cfg.runs, vars(cfg))
+    tables = tool("runs")
+    runs = tables.runs_of(cfg.runs, vars(cfg))
     if len(runs) != 2:
         names = ", ".join(run.name for run in runs)
         raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")
-    write_report(text_table(runs), as_dict(runs), cfg.json)
+    write_report(tables.text_table(runs), tables.as_dict(runs), cfg.json)
     return 0
 
 
@@ -135,9 +135,9 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, lis
         UserError: a key, model or file cannot be used, or the decodes cannot be compared.
     """
     if cfg.json:
-        raise ConfigError(f"json={cfg.json} has no effect on two decodes; leave it out")
+        raise ConfigError(f"json={cfg.json} has no effect on two decodes; remove it")
     if not cfg.path or not cfg.input:
-        missing = "input is missing: give input=FILE" if cfg.path else "path is missing: give path=RUN_FOLDER"
+        missing = "input is missing: set input=FILE" if cfg.path else "path is missing: set path=RUN_FOLDER"
         raise ConfigError(
             f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to "
             "compare it with; or give two run folders"
@@ -184,7 +184,7 @@ def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     config = compose(DiffConfig, overrides)
     given = given_settings(config, overrides)
     if "generation.nbest" in given:
-        raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
+        raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
     if config.generation.input_split == "sentences":
         raise ConfigError(
             "generation.input_split=sentences cannot be compared step by step; give one sentence in each line"

@@ -236,7 +236,7 @@ def _check_traceable(generator: SequenceGenerator) -> None:
 
 
 def _no_steps(name: str) -> str:
-    return f"{name} has a loop of its own, whose steps cannot be traced; leave out trace, or choose another search"
+    return f"{name} has a loop of its own, whose steps cannot be traced; remove trace, or choose another search"
 
 
 def _called(search: Search) -> str:

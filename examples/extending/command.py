@@ -34,7 +34,7 @@ def main(cfg: UnknownWordsConfig) -> int:
         ConfigError: a key is missing.
     """
     if not (cfg.path and cfg.input):
-        raise ConfigError("give path=RUN input=FILE")
+        raise ConfigError("set path=RUN input=FILE")
     tokenizer = load_model(cfg.path).task.source_tokenizer
     code = 0
     for number, line in enumerate(read_lines(Path(cfg.input)), start=1):

@@ -213,8 +213,8 @@ def read_tokenizer(config: ForeignConfig, side: str) -> Tokenizer:
     special = {pieces.symbol(index) for index in pieces.special_ids.values() if index is not None}
     if lacking := {piece for piece in pieces if len(piece) > 1} - special - set(dictionary):
         raise DataError(
-            f"{folder / side}_vocab.txt lacks {len(lacking)} pieces of {file.name}, such as {shown(min(lacking))}; "
-            "JoeyNMT segments text without them, which this loader does not"
+            f"{len(lacking)} pieces of {file.name}, such as {shown(min(lacking))}, are not in "
+            f"{folder / side}_vocab.txt; JoeyNMT segments text without them, which this loader does not"
         )
     return SentencePieceTokenizer(model, dictionary, origin=str(file))
 

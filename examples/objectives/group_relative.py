@@ -71,7 +71,7 @@ class GroupRelative(SequenceCriterion):
         if bool(cfg.reference) != (cfg.beta > 0):
             raise ConfigError(
                 f"criterion.beta={cfg.beta:g} is the weight of the KL divergence from criterion.reference="
-                f"{cfg.reference or '(none)'}; give both of them, or neither"
+                f"{cfg.reference or '(none)'}; set both of them, or neither"
             )
         self.anchor = self.frozen(cfg.reference) if cfg.reference else None
 

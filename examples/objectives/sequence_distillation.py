@@ -53,7 +53,7 @@ class SequenceDistillation(SequenceCriterion):
         super().__init__(cfg, task)
         if not cfg.teachers:
             raise ConfigError(
-                "criterion.teachers is empty, but distillation needs a trained model; give one or more runs or "
+                "criterion.teachers is empty, but distillation needs a trained model; set it to one or more runs or "
                 "checkpoints, such as criterion.teachers=[runs/a,runs/b]"
             )
         self.teachers = [self.frozen(path) for path in cfg.teachers]

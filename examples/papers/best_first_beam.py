@@ -99,9 +99,9 @@ class BestFirstSession:
         penalty = setup.ranking.normalize and setup.ranking.len_penalty != 0
         if penalty or setup.observers or request.observers or request.prefix_tokens is not None:
             what = "length penalty (set generation.lenpen=0), observers, streamers, prefixes and generation.top_tokens"
-            raise ConfigError(f"search=best_first_beam takes no {what}; leave them out or take search=beam")
+            raise ConfigError(f"search=best_first_beam takes no {what}; remove them or choose search=beam")
         if obstacle := replace(setup, search=BeamSearch()).merge_obstacle:
-            raise ConfigError(f"search=best_first_beam cannot merge prefixes, as {obstacle}; take search=beam")
+            raise ConfigError(f"search=best_first_beam cannot merge prefixes, as {obstacle}; choose search=beam")
         self.search: Any = setup.search
         self.session = Session(setup, request, beam=1)
         assert isinstance(self.session.search, BeamSearch)
@@ -134,7 +134,7 @@ class BestFirstSession:
         found = session.choose(context, scores)
         session.needs_another_step(found, context.step)  # raises where a score is NaN
         if bool((found.scores > session.scores + 1e-4).any()):
-            raise ConfigError("search=best_first_beam needs scores that only fall; take search=beam")
+            raise ConfigError("search=best_first_beam needs scores that only fall; choose search=beam")
         values = [each.tolist() for each in (found.tokens, found.scores, session.ended(found, context))]
         for row, (prefix, *each) in enumerate(zip(prefixes, *values, strict=True)):
             prefix.place = session, row

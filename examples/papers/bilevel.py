@@ -60,7 +60,7 @@ class BilevelSession(Session):
         if type(ensemble.combination) is not ProbabilityMean:
             raise ConfigError(
                 f"search=bilevel combines the members by votes, which {type(ensemble.combination).__name__} does not "
-                "do; leave generation.combination and generation.guidance_scale out, or choose another search"
+                "do; remove generation.combination and generation.guidance_scale, or choose another search"
             )
         super().__init__(setup, request)
         assert isinstance(self.search, BilevelSearch)

@@ -119,7 +119,7 @@ class CalibrationConfig:
 def write_thresholds(cfg: CalibrationConfig) -> None:
     """Calibrate the thresholds that a configuration describes."""
     if not (cfg.path and cfg.source and cfg.target and cfg.file) or Path(cfg.file).exists():
-        raise ConfigError("give path=[RUN] source=FILE target=FILE file=FILE; the last one must not exist yet")
+        raise ConfigError("set path=[RUN] source=FILE target=FILE file=FILE; the last one must not exist yet")
     models = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
     sources, targets = (list(read_lines(Path(file))) for file in (cfg.source, cfg.target))
     if len(sources) != len(targets) or not sources:

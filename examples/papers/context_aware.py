@@ -55,7 +55,7 @@ class ContextAware(Combination):
         """
         if members != 2:
             raise ConfigError(
-                f"context_aware contrasts two members, and there are {members}; give path=[MODEL,MODEL] and "
+                f"context_aware contrasts two members, and there are {members}; set path=[MODEL,MODEL] and "
                 "generation.members=[field1,field2]"
             )
         return [1.0, 0.0]

@@ -71,7 +71,7 @@ class RandomLine(MemberSource):
             ConfigError: no file is named.
         """
         if not cfg.file:
-            raise ConfigError("random_line needs lines to choose from; give source.random_line.file=FILE")
+            raise ConfigError("random_line needs lines to choose from; set source.random_line.file=FILE")
         return cls([line for line in read_lines([Path(cfg.file)]) if line.strip()], cfg.seed)
 
     def __call__(self, line: str, number: int) -> str:
@@ -97,7 +97,7 @@ class LanguageTag(MemberSource):
 
     def __init__(self, tag: str):
         if not tag:
-            raise ConfigError("language_tag needs the tag of another language; give source.language_tag.tag=TAG")
+            raise ConfigError("language_tag needs the tag of another language; set source.language_tag.tag=TAG")
         self.tag = tag
 
     def __call__(self, line: str, number: int) -> str:

@@ -125,7 +125,7 @@ class BuildConfig:
 def build(cfg: BuildConfig) -> None:
     """Build the datastore that a configuration describes."""
     if not (cfg.path and cfg.source and cfg.target and cfg.datastore) or Path(cfg.datastore).exists():
-        raise ConfigError("give path=RUN source=FILE target=FILE datastore=FOLDER, where FOLDER does not exist yet")
+        raise ConfigError("set path=RUN source=FILE target=FILE datastore=FOLDER, where FOLDER does not exist yet")
     loaded = load_model(cfg.path, set_up_device(cfg.common), torch.float32, cfg.reading)
     sources, targets = (list(read_lines(Path(file))) for file in (cfg.source, cfg.target))
     if len(sources) != len(targets) or not sources:

@@ -51,7 +51,7 @@ def average_lagging(delays: Sequence[int], source: int, target: int) -> float:
 def report(cfg: LatencyConfig) -> None:
     """Print AL and LAAL."""
     if not (cfg.path and cfg.latency and cfg.reference):
-        raise ConfigError("give path=RUN latency=FILE reference=FILE")
+        raise ConfigError("set path=RUN latency=FILE reference=FILE")
     task = load_model(cfg.path, set_up_device(cfg.common), reading=cfg.reading).task
     lengths = [len(task.encode_target(line)) - 1 for line in read_lines(Path(cfg.reference))]
     lines = {line["line"]: line for line in map(json.loads, read_lines(Path(cfg.latency)))}

@@ -44,7 +44,7 @@ class LookaheadSession(Session):
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         if setup.observers or setup.stopping or request.observers:
-            raise ConfigError("search=lookahead takes no observers, stopping rules and streamers; leave them out")
+            raise ConfigError("search=lookahead takes no observers, stopping rules and streamers; remove them")
         super().__init__(setup, request)
 
     def choose(self, context: StepContext, scores: Scores) -> Candidates:

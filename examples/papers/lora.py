@@ -7,7 +7,7 @@ trained::
     h = W x + (alpha / r) B A dropout(x),    A of shape (r, in), at first normal;    B of shape (out, r), at first 0
 
 ``seqgen-train common.user_dir=examples/papers/lora.py checkpoint.finetune_from=runs/a model=lora model.rank=8
-run_dir=runs/lora task.train=NEW/train task.valid=NEW/val optimization.lr=[2e-3]``
+run_dir=runs/lora task.train=NEW/train task.valid=NEW/val``
 
 The base is a run, or any model that ``checkpoint.finetune_from`` reads: ``transformer`` (also BART, Marian and NLLB),
 ``t5``, ``fconv`` and others whose layers are ``Linear``. Checkpoints contain A and B only, and the run records where

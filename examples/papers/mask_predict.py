@@ -9,7 +9,8 @@ and predicts them at once; the other tokens keep their values and probabilities:
 
 This is done for the ``generation.beam`` most probable lengths N; the output with the largest mean of log p_i is chosen.
 
-``seqgen-generate common.user_dir=run path=runs/cmlm input=test.en generation.search=mask_predict search.iterations=10``
+``seqgen-generate common.user_dir=[examples/papers/mask_predict_model.py,examples/papers/mask_predict.py] path=runs/cmlm
+input=test.en generation.search=mask_predict search.iterations=10``
 
 Expect repeated words with one iteration, since each token is predicted without knowing the others, and fewer of them
 with 4 to 10. The members of an ensemble are combined at each position. Components that read an output from left to
@@ -70,7 +71,7 @@ class MaskPredictSession(Session):
         refused += ["a prefix"] * (request.prefix_tokens is not None) + ["streaming"] * bool(request.observers)
         refused += sorted(setup.needs) + ["end_symbols"] * (len(setup.end_tokens) > 1)
         if refused:
-            raise ConfigError(f"mask-predict does not decode from left to right; leave out {', '.join(refused)}")
+            raise ConfigError(f"mask-predict does not decode from left to right; remove {', '.join(refused)}")
         if not all(hasattr(member.encoder_out, "length_logits") for member in self.members):
             raise ConfigError("generation.search=mask_predict needs models that were trained as model=mask_predict")
 

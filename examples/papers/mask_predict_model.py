@@ -44,7 +44,7 @@ from seqgen.extend import (
     uniform,
 )
 
-LEFT_TO_RIGHT = "model=mask_predict has no left-to-right pass; give criterion= and generation.search=mask_predict"
+LEFT_TO_RIGHT = "model=mask_predict has no left-to-right pass; set criterion= and generation.search=mask_predict"
 
 
 @dataclass

@@ -75,7 +75,7 @@ class DropoutMember(PlannedMember):
         found = [child for owner in owners for child in owner.children() if isinstance(child, Dropout)]
         rates, calls = [self.search.rate or module.p for module in found], count()
         if not any(rates):
-            raise ConfigError("the model was trained without dropout of features; give search.rate, such as 0.1")
+            raise ConfigError("the model was trained without dropout of features; set search.rate, such as 0.1")
         for rate, module in zip(rates, found, strict=True):
             module.training, module.forward = True, partial(self.drop, rate, part, calls)  # type: ignore[method-assign]
         try:

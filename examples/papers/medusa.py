@@ -130,7 +130,7 @@ class Medusa(SpeculativeSearch):
     def rows(self, beam: int) -> int:
         """One; see ``Search.rows``."""
         if beam > 1:
-            raise ConfigError(f"generation.search=medusa is greedy search; give generation.beam=1 instead of {beam}")
+            raise ConfigError(f"generation.search=medusa is greedy search; set generation.beam=1 instead of {beam}")
         return 1
 
 
@@ -154,7 +154,7 @@ class TrainHeadsConfig:
 def main(cfg: TrainHeadsConfig) -> None:
     """Train the heads that a configuration describes, and write them."""
     if not (cfg.path and cfg.source and cfg.target and cfg.heads):
-        raise ConfigError("give path=RUN source=FILE target=FILE heads=FILE")
+        raise ConfigError("set path=RUN source=FILE target=FILE heads=FILE")
     sources, targets = (list(read_lines(Path(file))) for file in (cfg.source, cfg.target))
     if len(sources) != len(targets) or not sources:
         raise ConfigError(f"source has {len(sources)} lines and target {len(targets)}; give one target for each source")

@@ -60,7 +60,7 @@ class NoisyChannel(Reranker):
             ConfigError: no channel model is named.
         """
         if not cfg.channel:
-            raise ConfigError("noisy_channel needs a model of the opposite direction; give reranker.channel=RUN")
+            raise ConfigError("noisy_channel needs a model of the opposite direction; set reranker.channel=RUN")
         lm = Translator(cfg.lm, device=resources.device) if cfg.lm else None
         return cls(Translator(cfg.channel, device=resources.device), lm, cfg.channel_weight, cfg.lm_weight)
 

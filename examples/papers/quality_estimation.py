@@ -100,7 +100,7 @@ class QualityEstimation(Reranker):
         if cfg.function not in FUNCTIONS:
             known = ", ".join(sorted(FUNCTIONS))
             near = nearest(cfg.function, FUNCTIONS)
-            raise ConfigError(f"there is no quality estimator {cfg.function!r}{near}; there are: {known}")
+            raise ConfigError(f"there is no quality estimator {cfg.function!r}{near}; choose one of: {known}")
         return cls(FUNCTIONS[cfg.function], cfg.weight)
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:

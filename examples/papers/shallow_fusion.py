@@ -65,7 +65,7 @@ class DensityRatio(Combination):
         if members != 3:
             raise ConfigError(
                 f"density_ratio combines a translation model and two language models, and there are {members} members; "
-                "give path=[MODEL,SOURCE_LM,TARGET_LM]"
+                "set path=[MODEL,SOURCE_LM,TARGET_LM]"
             )
         return [1.0, 0.0, 0.0]
 

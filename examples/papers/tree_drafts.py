@@ -160,7 +160,7 @@ class TreeDrafts(SpeculativeSearch):
     def build(cls, cfg: TreeDraftsConfig, resources: Resources) -> TreeDrafts:
         """Load the model that drafts."""
         if not cfg.draft or not cfg.widths or math.prod(cfg.widths) > min(1024, len(resources.dictionary)):
-            raise ConfigError("give search.draft=MODEL, and search.widths=[3,2,1,1] with a product of at most 1,024")
+            raise ConfigError("set search.draft=MODEL, and search.widths=[3,2,1,1] with a product of at most 1,024")
         loaded = load_model(cfg.draft, resources.device)
         if loaded.task.target_dictionary != resources.dictionary:
             raise ConfigError(f"search.draft={cfg.draft} has another target vocabulary; train it with the same one")

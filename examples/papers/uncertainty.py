@@ -81,7 +81,7 @@ class UncertaintyObserver(Observer):
     def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
         """Measure the next-token distribution of the beam that each candidate continues."""
         if context.outputs.member_lprobs is None:
-            raise ConfigError("observer uncertainty compares the members of an ensemble; give path=[A,B,...]")
+            raise ConfigError("observer uncertainty compares the members of an ensemble; set path=[A,B,...]")
         lprobs = torch.stack(context.outputs.member_lprobs)  # (M, rows, V)
         measures = context.by_sentence(token_measures(lprobs))  # (sentences, beam, 4)
         each = context.by_sentence(lprobs.movedim(0, -1))  # (sentences, beam, V, M)

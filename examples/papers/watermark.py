@@ -140,7 +140,7 @@ def detect(pairs: Sequence[tuple[int, int]], green: GreenLists) -> dict[str, flo
 def report(cfg: DetectConfig) -> None:
     """Print one JSON line for each line of a text, and one for all lines."""
     if not (cfg.path and cfg.text):
-        raise ConfigError("give path=RUN text=FILE; the file has one text on each line")
+        raise ConfigError("set path=RUN text=FILE; the file has one text on each line")
     task = load_model(cfg.path, set_up_device(cfg.common), torch.float32, cfg.reading).task
     eos, tokenizer = task.target_dictionary.eos(), task.target_tokenizer
     green = GreenLists(len(task.target_dictionary), cfg.watermark.gamma, cfg.watermark.key)

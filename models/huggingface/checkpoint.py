@@ -215,7 +215,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
             f"{config.path}: {what} is an architecture which seqgen does not support; it supports the model types "
             f"{', '.join(MODULES)}"
         )
-    return _imported(MODULES[kind])
+    return _imported(MODULES[kind], f"{config.path}: model_type={kind}")
 
 
 def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
@@ -230,7 +230,7 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     architectures = []
     for module in dict.fromkeys(MODULES.values()):
         with contextlib.suppress(MissingAddonError):
-            architectures.append(_imported(module))
+            architectures.append(_imported(module, module))
     for kind in type(model).__mro__:  # a derived class before the one that it is derived from
         for architecture in architectures:
             if architecture.model_class is kind:
@@ -240,6 +240,6 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     )
 
 
-def _imported(module: str) -> Architecture:
-    architecture: Architecture = import_declared(module, "the architecture").ARCHITECTURE
+def _imported(module: str, what: str) -> Architecture:
+    architecture: Architecture = import_declared(module, what).ARCHITECTURE
     return architecture

@@ -284,7 +284,7 @@ class DecodingTask(Task):
         Raises:
             DataError: always.
         """
-        raise DataError("this model has no data splits to decode; give input=FILE, or input=- for standard input")
+        raise DataError("this model has no data splits to decode; set input=FILE, or input=- for standard input")
 
     def load_dataset(self, split: str) -> PairDataset:
         """There is none; see ``source_lines``."""

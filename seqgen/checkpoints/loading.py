@@ -193,7 +193,7 @@ def load_base(cfg: BaseConfig) -> LoadedModel:
         with MAPPED_WEIGHTS.off():
             loaded = load_model(cfg.base, dtype=torch.float32)
         if merged_model(loaded.model) is not loaded.model:
-            raise CheckpointError("it has additions itself; leave out model=NAME to continue their training")
+            raise CheckpointError("it has additions itself; remove model=NAME to continue their training")
     except UserError as error:
         raise CheckpointError(
             f"the base of the model, model.base={cfg.base}: {error}; if it was moved, write its new path into the "
@@ -230,7 +230,7 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, langu
     if other_languages(languages, initial.task.language_pair):
         raise CheckpointError(
             f"{origin} translates {'-'.join(initial.task.language_pair)}, and the text of this run is "
-            f"{'-'.join(languages)}; correct task.source_lang and task.target_lang, or give "
+            f"{'-'.join(languages)}; correct task.source_lang and task.target_lang, or set "
             "checkpoint.other_languages=true if this is meant"
         )
     trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
@@ -256,7 +256,7 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, langu
         if not isinstance(model, type(initial.model)):
             raise CheckpointError(
                 f"{origin}: these are the weights of a model={MODELS.of(initial.config.model).name}, and the model "
-                f"here is a {type(model).__name__}; leave out model=NAME, so that the new run has the checkpoint's "
+                f"here is a {type(model).__name__}; remove model=NAME, so that the new run has the checkpoint's "
                 "model"
             ) from None
         raise

@@ -315,7 +315,7 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = unpack(plain, tensors)
     except (KeyError, TypeError):
-        raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
+        raise CheckpointError(f"{checkpoint / STATE} names tensors that are not in {STATE_TENSORS}") from None
     return state
 
 

@@ -43,21 +43,6 @@ def run_folder(path: Path) -> Path | None:
     return next((folder for folder in (path, *path.resolve().parents) if (folder / CONFIG_FILE).is_file()), None)
 
 
-def recorded_user_dirs(folder: Path) -> list[str]:
-    """The user's files and folders that a run records (``common.user_dir``).
-
-    Args:
-        folder: the run folder.
-
-    Raises:
-        CheckpointError: its configuration is missing or damaged.
-    """
-    common = read_yaml(folder / CONFIG_FILE).get("common")
-    recorded = common.get("user_dir") if isinstance(common, dict) else None
-    items = recorded if isinstance(recorded, list) else [recorded]
-    return [item for item in items if isinstance(item, str) and item]
-
-
 def read_run_config(folder: Path, *, training: bool = True) -> TrainConfig:
     """Read the configuration of a run.
 

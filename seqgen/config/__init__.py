@@ -27,9 +27,11 @@ if TYPE_CHECKING:
         SINGLE_COMPONENTS as SINGLE_COMPONENTS,
         DebugConfig as DebugConfig,
         GenerationConfig as GenerationConfig,
+        keys_with as keys_with,
     )
     from seqgen.config.options import (
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,
+        SPEED as SPEED,
         like as like,
         option as option,
     )

@@ -24,7 +24,7 @@ class CommonConfig:
     user_dir: list[str] = option(
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
-        "anything else; the value run imports the files that were used in training",
+        "anything else",
         role="code",
     )
 

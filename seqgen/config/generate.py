@@ -67,7 +67,7 @@ class TraceConfig:
     )
     max_megabytes: float = option(
         200.0,
-        "with trace: no further line is traced after so many megabytes, before compression; 0 for no limit",
+        "with trace: stop tracing lines after this many megabytes, before compression; 0 for no limit",
         minimum=0,
     )
     members: bool = option(True, "with trace: the members' scores of each candidate")
@@ -153,8 +153,8 @@ class GenerateConfig:
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
     remove_bpe: str = option(
         "",
-        "join the subwords of outputs, for checkpoints whose text was split outside: subword_nmt's marks @@, or "
-        "sentencepiece's",
+        "join the subwords of outputs, for checkpoints whose text was split by another program: subword_nmt's marks "
+        "@@, or sentencepiece's",
         choices=("", "subword_nmt", "sentencepiece"),
     )
     detokenize: str = option(
@@ -176,7 +176,7 @@ class GenerateConfig:
     generation: JobGenerationConfig = dataclasses.field(default_factory=JobGenerationConfig)
     debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
     engine: str = option(
-        "local", "what runs the workers of a job: processes of this machine, or Ray", choices=("local", "ray")
+        "local", "where the workers of a job run: in processes of this machine, or on Ray", choices=("local", "ray")
     )
     job: JobConfig = dataclasses.field(default_factory=JobConfig)
     ray: RayConfig = dataclasses.field(default_factory=RayConfig)

@@ -69,7 +69,7 @@ CONSTRAINED = (
     Need(
         lambda cfg: not cfg.uses(WARPER),
         "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
-        "keys that truncate the distribution forbid them; leave these keys out",
+        "keys that truncate the distribution forbid them; remove these keys",
     ),
     Need(
         lambda cfg: cfg.beam > 1,

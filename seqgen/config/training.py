@@ -66,13 +66,13 @@ class OptimizationConfig:
 
     max_update: int | None = option(
         None,
-        "stop training after so many updates; 0 for no limit; null for 2000 unless another limit is set",
+        "stop training after this many updates; 0 for no limit; null for 2000 unless another limit is set",
         minimum=0,
     )
     max_epoch: int = option(
-        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs", "epochs")
+        0, "stop training after this many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs", "epochs")
     )
-    stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
+    stop_time_hours: float = option(0.0, "stop training after this many hours; 0 for no limit", minimum=0)
     lr: list[float] = option(
         [0.005],
         "learning rate per epoch; the last value is reused for later epochs",
@@ -141,7 +141,7 @@ class CheckpointConfig:
     best_checkpoint_metric: str = option(
         "loss", "validation metric that selects the best checkpoint: loss, ppl, bleu, ..."
     )
-    patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
+    patience: int = option(0, "stop training after this many validations without improvement; 0 for never", minimum=0)
     finetune_from: str = option(
         "",
         "run folder, checkpoint or Hugging Face folder that provides the initial weights, other defaults of the "

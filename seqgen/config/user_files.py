@@ -2,7 +2,7 @@
 
 The ``config.yaml`` of a run has two records in its ``common`` group: ``user_dir`` lists the files and folders that were
 imported, as the user gave them; ``user_files`` has the file that registered each of the user's components in the run.
-The recorded files are not imported automatically: decoding imports them only with ``common.user_dir=run``.
+The recorded files are not imported by those who use the run: a model that needs one is refused, with the file's name.
 """
 
 from __future__ import annotations

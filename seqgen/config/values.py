@@ -76,13 +76,13 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         last = key.rpartition(".")[2]
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
         other = OTHER_VALUES.get(str(value).lower())
-        meant = nearest(other if other in choices else str(value), choices)
+        meant = nearest(other if other is not None and other in choices else str(value), choices)
         numeric = [field.name for field in dataclasses.fields(GenerationConfig) if last in other_names(field)]
         if numeric and str(value).replace(".", "").isdecimal():
             meant = f" (did you mean 'generation.{numeric[0]}={value}'?)"
-        raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{meant}")
+        raise ConfigError(f"{key}={str(value)[:80]} must be one of: {names}{meant}")
     if isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{key} has the character NUL (U+0000), which no file name and no text has; remove it")
+        raise ConfigError(f"{key} has the character NUL (U+0000), which file names and text cannot have; remove it")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number")
     if isinstance(value, float) and abs(value) > LARGEST_FLOAT:

@@ -328,7 +328,9 @@ def fields_of(
         fields: Mapping[str, Tensor] = returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
         for name, value in fields.items():
             if name in found:
-                raise ConfigError(f"{type(one).__name__} and another component have a field {name!r}; leave out one")
+                raise ConfigError(
+                    f"{type(one).__name__} and another component have a field {name!r}; remove one of them"
+                )
             like = known[name][:, 0] if name in known else returned(one, "token_fields", value, Tensor)
             shape, device = (*candidates.tokens.shape, *like.shape[2:]), candidates.tokens.device
             found[name] = returned_tensor(one, "token_fields", value, shape, like.dtype, device, f"{name} ")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -65,20 +64,6 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
         near = difflib.get_close_matches(FORMER.get(name, name), hooks, n=1, cutoff=SIMILARITY)
         if near := near or [hook for hook in hooks if sorted(hook) == sorted(name)]:
             yield name, near[0]
-
-
-def missing(error: NotImplementedError) -> str:
-    """Name the hook that a class does not define, for a message; empty if the error has another reason.
-
-    Args:
-        error: what the base class raised.
-    """
-    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
-    cls = owner if isinstance(owner, type) else type(owner)
-    if error.args or not issubclass(cls, Hooked):
-        return ""
-    return f"{cls.__name__} ({origin(cls)}) does not define {frame.f_code.co_name}, which it needs"
 
 
 def origin(cls: Any) -> str:

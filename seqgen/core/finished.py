@@ -312,8 +312,7 @@ class Coverage(Component):
             return
         if attention is None:
             raise ConfigError(
-                "generation.coverage_penalty needs the attention of the model, and this one does not say what it "
-                "attends to; leave it out"
+                "generation.coverage_penalty needs attention weights, and this model returns none; remove it"
             )
         self.received = self.received + attention
 

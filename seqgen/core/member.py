@@ -279,7 +279,7 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
         if not has_features(model.decoder):
             raise ConfigError(
                 f"{what} needs hidden features, and {type(model.decoder).__name__} has no extract_features; implement "
-                "extract_features and output_layer in place of forward, or leave it out"
+                "extract_features and output_layer in place of forward, or remove it"
             )
 
 

@@ -61,14 +61,14 @@ class LogitsProcessor(Component):
         raise NotImplementedError
 
     def defer(self) -> LogitsProcessor | None:
-        """A processor that gives the scores of few tokens, by ``allowed``, after all processors; by default none.
+        """A processor that gives the scores of few tokens, by ``narrow``, after all processors; by default none.
 
         It is called at each step, of the last processor. ``__call__`` of the processor that it returns is not called,
         or changes nothing.
         """
         return None
 
-    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
+    def narrow(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scores of the allowed tokens alone; see ``defer``.
 
         Args:

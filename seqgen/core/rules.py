@@ -19,6 +19,9 @@ class Rules:
     The rules of a toolkit are a subclass.
     """
 
+    name: str = ""
+    """The value of a key that selects them; empty for plain rules."""
+
     forces_end: bool = False
     """True if end-of-sentence is forced at the maximum length; if not, an output is cut there."""
 

@@ -59,24 +59,13 @@ class Scores:
     def best(self, count: int) -> Candidates:
         """The ``count`` best continuations of each sentence, best first; missing ones have score ``-inf``."""
         found = best_continuations(self.values, self.offsets, count, self.in_blocks)
-        return found if self.tokens is None else replace(found, tokens=self._ids(found.tokens, found.beams))
+        return found if self.tokens is None else replace(found, tokens=self.ids(found.tokens, found.beams))
 
     def best_of_each(self) -> Candidates:
         """The best continuation of each beam: candidate ``i`` continues beam ``i``."""
         best, columns = self.values.max(dim=-1)
         beams = own_beams(columns)
-        return Candidates(self.offsets + best, self._ids(columns, beams), beams)
-
-    def top_tokens(self, count: int) -> tuple[Tensor, Tensor]:
-        """The most probable tokens of each beam, best first, and their log-probabilities: ``(live, beam, count)``."""
-        if "_distribution" in vars(self):
-            return Scores(self._distribution, self.beams, in_blocks=self.in_blocks).top_tokens(count)
-        rows = self.values.flatten(0, 1).unsqueeze(1)
-        found = best_continuations(rows, torch.zeros_like(rows[..., 0]), count, self.in_blocks)
-        shape = (*self.beams.shape, count)
-        beams = torch.arange(shape[1], device=rows.device).view(-1, 1).expand(shape).flatten(1)
-        lprobs = found.scores.view(shape) - (0 if self.log_sum is None else self.log_sum)
-        return self._ids(found.tokens.view_as(beams), beams).view(shape), lprobs
+        return Candidates(self.offsets + best, self.ids(columns, beams), beams)
 
     def lprobs(self) -> Tensor:
         """``(live, beam, V)`` log-probabilities in nats of all tokens; ``-inf`` where a token is forbidden."""
@@ -125,7 +114,7 @@ class Scores:
             gains = gains.expand(-1, self.values.size(1), -1).gather(2, self.tokens)
         return replace(self, values=self.values + gains, is_distribution=False)
 
-    def _ids(self, columns: Tensor, beams: Tensor) -> Tensor:
+    def ids(self, columns: Tensor, beams: Tensor) -> Tensor:
         """The tokens of ``columns`` of the values of ``beams``, all ``(live, k)`` int64."""
         if self.tokens is None:
             return columns

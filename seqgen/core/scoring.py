@@ -136,8 +136,8 @@ class Scoring(Composite):
         if output.layers is None:
             what = setup.needing(LAYER_LOGITS)
             raise ConfigError(
-                f"{what} needs the logits of each layer, which {type(setup.search).__name__} does not compute; leave "
-                f"out {what} or choose another search"
+                f"{what} needs the logits of each layer, which {type(setup.search).__name__} does not compute; "
+                f"remove {what} or choose another search"
             )
         decoder: Any = setup.ensemble.members[0].model.decoder
         return LayerLogits(output.layers, lambda hidden: _widened(decoder.early_exit(hidden)) / setup.temperature)
@@ -165,7 +165,7 @@ class Scoring(Composite):
         log_sum = log_sum_exp(values) if self.adds_logits and not self.renormalizes else None
         last = self.processors[-1].defer() if self.narrows and forbids else None
         context, values = self.process(context, values, log_sum)
-        values, tokens = (values, self.tokens) if last is None else last.allowed(values)
+        values, tokens = (values, self.tokens) if last is None else last.narrow(values)
         if self.renormalizes and self.adds_logits:
             largest = values.amax(1, keepdim=True)
             log_sum = log_sum_exp(values, largest)

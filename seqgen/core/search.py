@@ -84,7 +84,7 @@ class Search(Component):
             ConfigError: the batch has constraints, and the strategy does not support them.
         """
         if batch.constraints is not None and not self.enforces_constraints:
-            raise ConfigError(f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...)")
+            raise ConfigError(f"{type(self).__name__} does not take constraints; pass ConstrainedSearch(inner=...)")
         return super().begin(batch)
 
     def check_constraints(self, constraints: Sequence[Phrases], sentences: int, vocab_size: int) -> None:

@@ -32,7 +32,7 @@ def is_binary_shortlist(path: Path) -> bool:
     with reading_errors(path, DataError), open_regular(path) as file:
         head = file.read(512)
     if not (found := head.startswith(MAGIC.to_bytes(8, "little"))) and min(head, default=9) < 9:  # control characters
-        raise DataError(f"{path} is no shortlist; give a lex.*.bin of Marian, or text of examples/shortlist.py")
+        raise DataError(f"{path} is not a shortlist; give a lex.*.bin of Marian, or text of examples/shortlist.py")
     return found
 
 

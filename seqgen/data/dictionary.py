@@ -241,7 +241,7 @@ class Dictionary:
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
         except KeyError as error:
-            raise DataError(f"{path} is not a vocabulary, or is damaged: it lacks {error}") from None
+            raise DataError(f"{path} is not a vocabulary, or is damaged: it has no {error}") from None
         except (ValueError, TypeError, DataError) as error:
             raise DataError(f"{path} is not a vocabulary, or is damaged: {error}") from None
 

@@ -377,5 +377,5 @@ def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> Da
         hint = f"; {prefix} is one file, and pairs in one file are {table} of task=translation"
     for language in languages:
         if plain.endswith(f".{language}"):
-            hint = f"; leave out the language: {key}={plain.removesuffix(f'.{language}')}"
+            hint = f"; remove the language: {key}={plain.removesuffix(f'.{language}')}"
     return DataError(f"{key}={prefix}: there is neither {prefix}.{lang} nor {prefix}.{lang}.gz{hint}")

@@ -204,7 +204,7 @@ class NoisyTextDataset:
             if limit is not None and longest > limit:
                 raise ConfigError(
                     f"task.input_length makes examples of up to {longest} {side} tokens, but the model has only "
-                    f"{limit} positions; give a smaller task.input_length or a model with more positions"
+                    f"{limit} positions; set a smaller task.input_length or a model with more positions"
                 )
         return self
 

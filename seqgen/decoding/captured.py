@@ -52,7 +52,7 @@ class NotCapturable(Exception):
 
 
 class Shape(NamedTuple):
-    """What a recording holds for.
+    """Key of a recording: the conditions under which it is valid.
 
     Attributes:
         sentences: number of sentences.

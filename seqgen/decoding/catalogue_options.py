@@ -20,11 +20,11 @@ class CatalogueOptions:
     )
     certificate: bool = decoding_key(
         False,
-        "bound the scores of the outputs that beam search pruned; say for each line whether its list is exact",
+        "bound the scores of the outputs that beam search pruned; report for each line whether its list is exact",
         MODEL | WHOLE_LINE,
         Need(
             lambda cfg: not (cfg.mbr or cfg.rerank),
-            "is about the order of scores, and generation.mbr or generation.rerank changes it; choose one",
+            "certifies the order of scores, which generation.mbr or generation.rerank changes; choose one",
         ),
     )
     shortlist: str = decoding_key(

@@ -109,7 +109,7 @@ def check_certifiable(search: Search, components: Sequence[Component], ranking: 
     if what:
         raise ConfigError(
             f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
-            "does not promise (certifiable); leave one of the two out"
+            "does not guarantee (certifiable); remove one of them"
         )
 
 

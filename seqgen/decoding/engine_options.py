@@ -21,12 +21,14 @@ from seqgen.config.options import (
     decoding_key,
 )
 
-_NORMALIZES = Need(lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; leave one out")
+_NORMALIZES = Need(
+    lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; remove one of them"
+)
 LONGEST = 1 << 30
 """Largest limit of the length of an output."""
 
 _LIMITS_LENGTH = Need(
-    lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; leave one out"
+    lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; remove one of them"
 )
 
 
@@ -93,11 +95,11 @@ class LengthOptions:
         MODEL | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.is_constrained)),
-            "determines when enough competing hypotheses have finished, and here none compete; leave it out",
+            "determines when enough competing hypotheses have finished, and here none compete; remove it",
         ),
         Need(
             lambda cfg: cfg.semantics == "huggingface",
-            "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out",
+            "belongs to Hugging Face's rules; set generation.semantics=huggingface, or remove it",
         ),
         choices=("false", "true", "never"),
     )
@@ -110,7 +112,7 @@ class LengthOptions:
     stopping_rules: list[str] = decoding_key([], "names of additional stopping rules", MODEL)
     max_time: float = decoding_key(
         0.0,
-        "stop a batch after so many seconds and return the hypotheses found so far; 0 for never",
+        "stop a batch after this many seconds and return the hypotheses found so far; 0 for never",
         CALL | KEEPS_SCORES | NOT_IN_TRAINING,
         minimum=0,
     )

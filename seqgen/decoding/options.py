@@ -112,7 +112,7 @@ def build_setup(
     if cfg.top_tokens and search.session_class is not None:
         raise ConfigError(
             f"generation.top_tokens={cfg.top_tokens} is not supported by {type(search).__name__}, which has its own "
-            "decoding loop; leave it out, or use beam search, greedy search or sampling"
+            "decoding loop; remove it, or use beam search, greedy search or sampling"
         )
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
@@ -150,7 +150,9 @@ def build_setup(
         setup = make_bit_exact(setup)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
-        raise ConfigError("{} has fields of each step, and the loop of {} has none; leave out one".format(*names))
+        raise ConfigError(
+            "{} records values at each step, but {} does not decode step by step; remove one of them".format(*names)
+        )
     if cfg.certificate:
         check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
@@ -186,14 +188,14 @@ def _shortlist(
     if candidates is None:
         if cfg.shortlist:
             raise ConfigError(
-                f"generation.shortlist={cfg.shortlist} names a file that has not been read; give its VocabularyMap as "
+                f"generation.shortlist={cfg.shortlist} names a file that has not been read; pass its VocabularyMap as "
                 "shortlist=MAP where the generator is built"
             )
         return None
     if search.session_class is not None:
         raise ConfigError(
             f"generation.shortlist={cfg.shortlist} is not supported by {type(search).__name__}, which has its own "
-            "decoding loop; leave it out, or use beam search, greedy search or sampling"
+            "decoding loop; remove it, or use beam search, greedy search or sampling"
         )
     forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
     return Shortlist(candidates, resources.dictionary, forced)
@@ -401,7 +403,7 @@ def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderMod
         return SpeculativeSearch(ModelDrafter(draft), cfg.draft_tokens, search)
     if cfg.draft:
         raise ConfigError(
-            f"generation.draft={cfg.draft} names a model that has not been loaded; give it as draft=MODEL where the "
+            f"generation.draft={cfg.draft} names a model that has not been loaded; pass it as draft=MODEL where the "
             "generator is built"
         )
     if cfg.prompt_lookup:

@@ -101,7 +101,7 @@ def _check_limits(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> None
         if largest is not None and key not in given and of_model.get(key, 0) > largest:
             raise ConfigError(
                 f"the model's own settings have generation.{key}={shown(of_model[key])}, which is more than {largest}; "
-                f"give generation.{key} yourself"
+                f"set generation.{key} yourself"
             )
 
 
@@ -144,7 +144,7 @@ def _notes(
         if differing := sorted(key for key, value in first.items() if other.get(key, DEFAULTS[key]) != value):
             keys = ", ".join(differing)
             notes.append(
-                f"the own settings of model {number} differ from those of model 1 ({keys}); those of model 1 are used"
+                f"the settings of model {number} differ from those of model 1 ({keys}); those of model 1 are used"
             )
     return notes
 

@@ -29,9 +29,6 @@ class ToolkitRules(Rules):
     ``generation.semantics`` selects the object by its ``name``, once; no other code of the decoder compares names.
     """
 
-    name: ClassVar[str]
-    """Its value of ``generation.semantics``."""
-
     divides_by_temperature_first: ClassVar[bool]
     """True if logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
 

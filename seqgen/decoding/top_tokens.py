@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from seqgen.core.candidates import best_continuations
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer
 from seqgen.core.scores import Scores
@@ -29,5 +31,8 @@ class TopTokens(Observer):
         """See ``Observer.beam_values``."""
         if context.process is not None:  # the search applies the processors itself
             scores = replace(scores, values=context.process(scores.values.clone()))
-        tokens, lprobs = scores.top_tokens(self.count)
-        return {"top_tokens": tokens, "top_scores": lprobs}
+        lprobs = scores.seen()
+        rows = lprobs.flatten(0, 1).unsqueeze(1)
+        best = best_continuations(rows, torch.zeros_like(rows[..., 0]), self.count, scores.in_blocks)
+        shape = (*lprobs.shape[:2], self.count)
+        return {"top_tokens": best.tokens.view(shape), "top_scores": best.scores.view(shape)}

@@ -420,6 +420,6 @@ class BitExact(TorchFunctionMode):
             raise ConfigError(
                 f"generation.bit_exact=true: the model calls {getattr(func, '__name__', func)}, whose last bits depend "
                 "on the batch, and which has no exact form; use functions of seqgen.modules.bit_exact.REPLACED in "
-                "the model, such as linear and matmul, or leave bit_exact out"
+                "the model, such as linear and matmul, or remove the key"
             )
         return func(*args) if kwargs is None else func(*args, **kwargs)

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 
 TIMES: dict[Kind, dict[str, float]] = {}
-"""The measurements of this process: the seconds of each kernel by its name."""
+"""The measurements of this process: seconds per kernel, keyed by name."""
 
 _MEASURED_ROWS = (1, 4, 32)
 """The numbers of rows that stand for one row, for 2 to 8, and for more."""
@@ -77,7 +77,7 @@ def measured(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[s
         rows: the number of rows, one of ``_MEASURED_ROWS``.
 
     Returns:
-        The seconds of each kernel by its name.
+        Seconds per kernel, keyed by name.
     """
     kind = Kind(tuple(kernel.name for kernel in kernels), dtype, rows, torch.get_num_threads())
     if len(kernels) == 1:

@@ -188,7 +188,7 @@ class MultiheadAttention(StatefulModule):
             ValueError: both ``attn_mask`` and ``is_causal`` are given, or ``encoder_out`` is missing at the first step.
         """
         if is_causal and attn_mask is not None:
-            raise ValueError("give either attn_mask or is_causal: a mask must itself hide later positions")
+            raise ValueError("pass either attn_mask or is_causal: a mask must itself hide later positions")
         rows, length, _ = query.shape
         is_causal = is_causal and length > 1
         cache = self._cache_in(incremental_state)

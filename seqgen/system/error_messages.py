@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from seqgen.core.contract import Hooked, origin
 from seqgen.core.errors import DataError, UserError
 
 
@@ -62,3 +64,17 @@ def printable(message: str) -> str:
         letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
         for letter in message
     )
+
+
+def missing(error: NotImplementedError) -> str:
+    """Name the hook that a class does not define, for a message; empty if the error has another reason.
+
+    Args:
+        error: what the base class raised.
+    """
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
+    cls = owner if isinstance(owner, type) else type(owner)
+    if error.args or not issubclass(cls, Hooked):
+        return ""
+    return f"{cls.__name__} ({origin(cls)}) does not define {frame.f_code.co_name}, which it needs"

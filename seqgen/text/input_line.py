@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,12 @@ from seqgen.config import GenerationConfig
 from seqgen.core.component import Phrase
 from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.languages import TargetLanguage
-from seqgen.text.glossary import Glossary, Term, alternatives
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import MemberSource, source_text
 
-UNKNOWN = "the model reads an unknown token in place of what its vocabulary lacks: "
-"""The beginning of the note on characters or words that a vocabulary lacks, which follow."""
+UNKNOWN = "the model reads an unknown token in place of text that is not in its vocabulary: "
+"""The beginning of the note on characters or words that are not in a vocabulary, which follow."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -37,7 +36,7 @@ class InputLine:
         member_sources: the text that each member reads.
         constraints: the phrases that the output must contain.
         phrases: these phrases, each as its alternatives in target ids.
-        terms: the terms of the glossary that the line has; their target terms are among the phrases.
+        demanded: the phrases as text, each as its alternatives, before they are encoded.
         prefix: the text with which the output begins.
         prefix_tokens: its target ids.
         first_token: the token of the target language, if the output begins with it.
@@ -45,6 +44,7 @@ class InputLine:
         languages: the languages of the line.
         notes: messages for the user about the input.
         ends_line: false for a sentence of a line that is not its last one.
+        extras: values of line stages, by name.
     """
 
     number: int
@@ -53,7 +53,7 @@ class InputLine:
     member_sources: Sequence[str] = ()
     constraints: Sequence[str] = ()
     phrases: Sequence[Phrase] = ()
-    terms: Sequence[Term] = ()
+    demanded: Sequence[Sequence[str]] = ()
     prefix: str = ""
     prefix_tokens: Sequence[int] = ()
     first_token: int | None = None
@@ -61,11 +61,30 @@ class InputLine:
     languages: LineLanguages = LineLanguages()
     notes: Sequence[str] = ()
     ends_line: bool = True
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """The largest number of source tokens over all models."""
         return max(len(source) for source in self.sources)
+
+    def demanding(self, *phrases: Sequence[str]) -> InputLine:
+        """The line with further phrases that its output must contain.
+
+        Args:
+            phrases: each as its alternatives; a key that selects the constrained search must be set, such as
+                ``generation.constraints``.
+        """
+        return replace(self, demanded=[*self.demanded, *phrases])
+
+    def with_extra(self, name: str, value: Any) -> InputLine:
+        """The line with a value of a line stage.
+
+        Args:
+            name: the value's name.
+            value: the value.
+        """
+        return replace(self, extras={**self.extras, name: value})
 
     def translation(
         self,
@@ -89,7 +108,6 @@ class InputLine:
             hypotheses=list(hypotheses),
             notes=[*self.notes, *notes],
             constraints=list(self.constraints),
-            terms=list(self.terms),
             prefix=self.prefix,
             member_sources=list(self.member_sources),
             bound=bound,
@@ -108,6 +126,7 @@ class InputEncoder:
             counted.
         sources: what each model reads, see ``sources_from_config``; the input line where there is no entry.
         num_members: how many of the models are members; their positions limit the output. By default all.
+        read_line: changes a line before it is encoded, see ``LineStages.read``; ``None`` for no change.
     """
 
     def __init__(
@@ -117,13 +136,13 @@ class InputEncoder:
         last_steps: Callable[[Tensor], Tensor],
         sources: Sequence[str | MemberSource] = (),
         num_members: int | None = None,
+        read_line: Callable[[InputLine], InputLine] | None = None,
     ):
-        self.sources = sources
+        self.sources, self.read_line = sources, read_line or (lambda line: line)
         self.models, self.cfg, self.last_steps = models, cfg, last_steps
         self.members = models[:num_members]
         self.task = models[0].task
         self.languages = LanguageReader(models, cfg)
-        self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self._longest: dict[tuple[int, ...], int] = {}
 
     def encode(self, number: int, line: str, prefix: str = "", languages: LineLanguages | None = None) -> InputLine:
@@ -153,15 +172,14 @@ class InputEncoder:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
             return replace(read, notes=[f"the line is empty, and so is its output{further}"])
-        read = self._with_sources(read)
+        demanded = list(map(alternatives, phrases))
+        read = self._with_sources(self.read_line(replace(read, demanded=demanded)))
         if not read.sources:
-            return read
+            return replace(read, extras={})
         roles = (TargetLanguage.FIRST, TargetLanguage.START)
         first, start = (self.languages.target_token(languages, role) for role in roles)
-        terms = self.glossary.find(text) if self.glossary is not None else []
-        read = replace(read, first_token=first, start_token=start, terms=terms)
-        demanded = [*map(alternatives, phrases), *(term.targets for term in terms)]
-        return self._with_prefix(self._with_phrases(read, demanded) if demanded else read)
+        read = replace(read, first_token=first, start_token=start)
+        return self._with_prefix(self._with_phrases(read, read.demanded) if read.demanded else read)
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.
@@ -229,7 +247,7 @@ class InputEncoder:
             some = []
             for text in phrase:
                 if lacking := tokenizer.unknown(text):
-                    notes.append(f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}")
+                    notes.append(f"the phrase {text!r} is left out: not in the vocabulary: {' '.join(lacking)}")
                 else:
                     some.append(tokenizer.encode(text)[:too_many])
             if some:
@@ -244,11 +262,17 @@ class InputEncoder:
         target, notes = self.task.target_tokenizer, list(line.notes)
         ids = [*target.target_tokens(line.languages.target_lang).before, *target.encode(line.prefix)]
         if lacking := target.unknown(line.prefix):
-            notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
+            notes.append(f"parts of the prefix are not in the vocabulary: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = self.longest_output(line.sources)
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
         return replace(line, prefix_tokens=ids[:longest], notes=notes)
+
+
+def alternatives(phrase: str) -> list[str]:
+    r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
+    texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
+    return [text for text in texts if text]
 
 
 def _room(member: TextModel, source: Tensor) -> int | None:

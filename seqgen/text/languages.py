@@ -89,7 +89,7 @@ class LanguageReader:
                 if not model.task.encodes_by_tokenizer:
                     raise ConfigError(
                         f"generation.{next(iter(names))} cannot be used with a {type(model.task).__name__}, which "
-                        "encodes text in its own way; leave it out"
+                        "encodes text in its own way; remove it"
                     )
 
     def read(self, number: int, line: str) -> tuple[str, LineLanguages]:
@@ -200,7 +200,7 @@ def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig
     if cfg.forced_first:
         raise ConfigError(
             f"generation.forced_first={cfg.forced_first} and generation.target_lang={cfg.target_lang} both determine "
-            "the first token; leave one out"
+            "the first token; remove one of them"
         )
     by_line = _FIELD.fullmatch(cfg.target_lang)
     code = next(iter(languages.ids)) if by_line else languages.code(cfg.target_lang, "generation.target_lang")
@@ -240,7 +240,7 @@ def note_if_language_unset(cfg: GenerationConfig, model: TextModel) -> str | Non
     if languages.target is TargetLanguage.START and start_token in languages.ids.values():
         return None
     return (
-        f"the model has {len(languages.ids)} languages; it chooses that of the output itself unless you give "
+        f"the model has {len(languages.ids)} languages; it chooses that of the output itself unless you set "
         "generation.target_lang=CODE"
     )
 
@@ -263,11 +263,11 @@ def notes_if_languages_unset(cfg: GenerationConfig, models: Sequence[TextModel])
 def _needed(languages: Languages | None, key: str, value: str) -> Languages:
     if languages is None:
         raise ConfigError(
-            f"generation.{key}={value} chooses a language, but the model has no languages to choose from; leave it out"
+            f"generation.{key}={value} chooses a language, but the model has no languages to choose from; remove it"
         )
     if key == "source_lang" and not languages.source_lang:
         raise ConfigError(
             f"generation.source_lang={value} has no effect, because the model is not told the language of its source; "
-            "leave it out"
+            "remove it"
         )
     return languages

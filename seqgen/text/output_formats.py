@@ -72,9 +72,7 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
         for name in ("prefix", "constraints", "notes"):
             if value := getattr(translation, name):
                 record[name] = value
-        if translation.terms:
-            pairs = zip(translation.terms, translation.terms_met, strict=True)
-            record["terms"] = [{"source": term.source, "targets": term.targets, "met": met} for term, met in pairs]
+        record |= decoding.stages.record(translation)
         if translation.exact is not None:
             record |= {"exact": translation.exact, "bound": translation.bound}
         # a JSON parser turns the escapes back into the characters

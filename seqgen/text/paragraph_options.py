@@ -18,7 +18,7 @@ class ParagraphOptions:
         INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         Need(
             lambda cfg: not cfg.uses(WHOLE_LINE),
-            "gives one output of the whole line, without {keys}; leave one out",
+            "gives one output of the whole line, without {keys}; remove one of them",
             WHOLE_LINE,
         ),
         choices=("", "sentences"),
@@ -27,5 +27,5 @@ class ParagraphOptions:
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
-        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
+        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; set both or neither"),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from seqgen.core.finished import Ranking
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.inspection import Internals
-from seqgen.text.glossary import Term, met_terms
 
 
 def on_one_line(text: str) -> str:
@@ -81,6 +81,17 @@ class TextHypothesis:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """An extra that follows from the translation when it is read, such as from a text that was changed meanwhile.
+
+    Attributes:
+        of: a function of a module, so that translations can be pickled.
+    """
+
+    of: Callable[[Translation], Any]
+
+
+@dataclass(frozen=True)
 class Translation:
     """The result for one line.
 
@@ -89,8 +100,7 @@ class Translation:
         source: the line.
         source_tokens: ``(S,)`` int64 source ids of the first model; empty for an empty line.
         hypotheses: best first; none for an empty line.
-        constraints: phrases that the output must contain (``generation.constraints`` and ``generation.glossary``).
-        terms: the terms of ``generation.glossary`` in the source, in its order.
+        constraints: phrases that the output must contain (``generation.constraints``, and those of line stages).
         prefix: the forced beginning of every hypothesis; empty if there is none.
         member_sources: what each member of the ensemble reads (``generation.members``), by default the line; none for
             an empty line.
@@ -103,6 +113,7 @@ class Translation:
             several sentences, whether one should be read.
         bound: with ``generation.certificate``, an upper bound on the score of every output that the search has pruned.
         exact: with ``generation.certificate``, whether the hypotheses are the best of all allowed outputs.
+        extras: values of line stages, by name; each can be read as an attribute, too.
     """
 
     id: int
@@ -111,7 +122,6 @@ class Translation:
     hypotheses: list[TextHypothesis] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
-    terms: list[Term] = field(default_factory=list)
     prefix: str = ""
     member_sources: list[str] = field(default_factory=list)
     sentences: list[Translation] = field(default_factory=list)
@@ -120,6 +130,23 @@ class Translation:
     review: bool | None = None
     bound: float | None = None
     exact: bool | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        extras = self.__dict__.get("extras", {})  # copy and pickle ask for attributes before there are any
+        if name not in extras:
+            raise AttributeError(f"a translation has no attribute {name!r}, and no line stage added it")
+        value = extras[name]
+        return value.of(self) if isinstance(value, Computed) else value
+
+    def with_extra(self, name: str, value: Any) -> Translation:
+        """The translation with a value of a line stage.
+
+        Args:
+            name: the value's name.
+            value: the value, or how it is computed.
+        """
+        return replace(self, extras={**self.extras, name: value})
 
     @property
     def text(self) -> str:
@@ -130,11 +157,6 @@ class Translation:
     def score(self) -> float:
         """The score of the best hypothesis; minus infinity if there is none."""
         return self.hypotheses[0].score if self.hypotheses else float("-inf")
-
-    @property
-    def terms_met(self) -> list[bool]:
-        """For each of ``terms``, whether the best hypothesis has one of its target terms as whole words."""
-        return met_terms(self.terms, self.text)
 
     @property
     def num_tokens(self) -> int:

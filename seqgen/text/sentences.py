@@ -16,6 +16,7 @@ from seqgen.core.structures import Hypothesis
 from seqgen.system.error_messages import library_errors
 from seqgen.text.input_line import InputEncoder, InputLine, check_text
 from seqgen.text.languages import LineLanguages
+from seqgen.text.line_stages import LineStages
 from seqgen.text.results import TextHypothesis, Translation
 
 
@@ -124,18 +125,19 @@ class ParagraphReader:
 
     Args:
         encoder: encodes the sentences.
+        stages: the line stages, which join their extras.
 
     Raises:
         ConfigError: the package that splits is not installed, the language of the source is unknown or has no rules, or
             the model continues text.
     """
 
-    def __init__(self, encoder: InputEncoder):
+    def __init__(self, encoder: InputEncoder, stages: LineStages | None = None):
         try:
             import sentencex  # noqa: F401
         except ImportError:
             raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
-        self.encoder, self.cfg = encoder, encoder.cfg
+        self.encoder, self.cfg, self.stages = encoder, encoder.cfg, stages or LineStages()
         self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
         tokenizer = encoder.task.source_tokenizer
         known = tokenizer.languages.source_lang if tokenizer.languages else ""
@@ -160,7 +162,7 @@ class ParagraphReader:
             if beginning in (short, long):
                 return short
         why = f"has no rules for the language {code!r}" if code else "needs the language of the source"
-        raise ConfigError(f"{_key(self.cfg)} {why}; give generation.input_split_lang, one of {', '.join(LANGUAGES)}")
+        raise ConfigError(f"{_key(self.cfg)} {why}; set generation.input_split_lang, one of {', '.join(LANGUAGES)}")
 
     def translate(
         self,
@@ -215,9 +217,10 @@ class ParagraphReader:
         confidences = [part.confidence for part in parts if part.confidence is not None]
         marks = [part.review for part in parts if part.review is not None]
         found: dict[str, Any] = {"prefix": parts[0].prefix, "sentences": parts}
-        found |= {name: [each for part in parts for each in getattr(part, name)] for name in ("constraints", "terms")}
+        found["constraints"] = [each for part in parts for each in part.constraints]
         found |= {"confidence": min(confidences, default=None), "review": any(marks) if marks else None}
-        return Translation(number, source, ids, joined, [*split.notes, *noted], **found)
+        whole = Translation(number, source, ids, joined, [*split.notes, *noted], **found)
+        return self.stages.joined(whole, parts)
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""

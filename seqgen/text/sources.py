@@ -62,7 +62,7 @@ def source_text(source: str | MemberSource, line: str, number: int) -> str:
     fields, wanted = line.split("\t"), field_of(source)
     if wanted > len(fields):
         raise DataError(
-            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
+            f"line {number + 1} has {len(fields)} fields, and generation.members names field {wanted}; separate "
             "fields by tabs"
         )
     return fields[wanted - 1] if wanted else line

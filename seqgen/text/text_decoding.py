@@ -29,6 +29,7 @@ from seqgen.text.batching import Batcher
 from seqgen.text.confidence.estimator import ConfidenceEstimator
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import TextModel, encode_source
+from seqgen.text.line_stages import LineStages
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
@@ -60,6 +61,7 @@ class TextDecoding:
     Attributes:
         notes: notes for the user about the settings, and, once lines are decoded, why that was slower than it might be:
             this depends on how many lines are decoded together, so that it is no note on a line.
+        stages: the line stages.
         input_encoder: encodes lines.
         batcher: divides them into batches.
         ranker: ranks their hypotheses; ``None`` for the order of the search.
@@ -94,10 +96,11 @@ class TextDecoding:
         of_text = (target.dictionary, target.encode, target.decode)
         resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
         sources = sources_from_config(cfg, resources)
-        self.input_encoder = InputEncoder(readers, cfg, setup.limits.last_steps, sources, len(self.members))
-        self.splitter = ParagraphReader(self.input_encoder) if cfg.input_split else None
+        self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
+        self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)
+        self.splitter = ParagraphReader(self.input_encoder, self.stages) if cfg.input_split else None
         if self.splitter is not None and streamer is not None:
-            raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
+            raise ConfigError("generation.input_split=sentences cannot be streamed; remove it, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
         rates = cfg.features or cfg.confidence
@@ -160,7 +163,7 @@ class TextDecoding:
         self, lines: Sequence[InputLine], on_line: Callable[[], None] | None
     ) -> Iterator[Translation]:
         """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
-        found = {line.number: line.translation() for line in lines if not line.sources}
+        found = {line.number: self.stages.write(line, line.translation()) for line in lines if not line.sources}
         try:
             self._begin(lines)
             readable = [line for line in lines if line.sources]
@@ -208,7 +211,7 @@ class TextDecoding:
             f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not support it"
         )
         if not reason.startswith("debug."):
-            yield f"lines do not join a running batch, so that decoding is slower: {reason}"
+            yield f"continuous batching is not used, so decoding is slower: {reason}"
 
     def _decoded_batch(self, lines: Sequence[InputLine]) -> Iterator[Translation]:
         """The translations of the lines of a batch."""
@@ -253,7 +256,8 @@ class TextDecoding:
         certificate = certificate_of(self.generator.setup)
         bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
         made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
-        return made if self.confidence is None else self.confidence.rated(made, ranked)
+        rated = made if self.confidence is None else self.confidence.rated(made, ranked)
+        return self.stages.write(line, rated)
 
     def _add_notes(self, notes: Iterable[str]) -> None:
         """Add notes on speed, unless there is one with the same reason."""

@@ -23,7 +23,7 @@ import torch
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import keys_with
-from seqgen.config.options import FILES, SCORES_TARGETS
+from seqgen.config.options import CONSTRAINS, FILES, SCORES_TARGETS
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
@@ -171,7 +171,7 @@ class Translator:
         settings = self._settings.with_layer(CALL, keys)
         if settings.get("dtype", "") != self.dtype:
             raise ConfigError(
-                f"generation.dtype={settings.get('dtype')} applies to all calls of a translator; give it to the "
+                f"generation.dtype={settings.get('dtype')} applies to all calls of a translator; pass it to the "
                 "constructor"
             )
         key, last = self._key(settings), self._resolved
@@ -247,11 +247,11 @@ class Translator:
         """
         details, streaming = details or Details(), streamer is not None
         wanted = self._settings.with_layer(CALL, settings)
-        for key in ("constraints", "glossary") if streaming else ():
+        for key in keys_with(CONSTRAINS) if streaming else ():
             if value := wanted.get(key):
                 raise ConfigError(
                     f"generation.{key}={value} cannot be streamed, because it needs several beams, and the best one "
-                    "may still change; leave the key out, or do not stream"
+                    "may still change; remove the key, or do not stream"
                 )
         if streaming and self._settings.get("beam") is None:
             settings = {"beam": 1, **settings}  # a larger beam is refused below
@@ -320,7 +320,7 @@ class Translator:
             if (value := getattr(cfg, key)) != DEFAULTS[key]:
                 raise ConfigError(
                     f"generation.{key}={value} compares target ids with source ids, and this model has two different "
-                    "vocabularies; leave it out"
+                    "vocabularies; remove it"
                 )
 
     def _draft(self, path: str) -> TextModel:
@@ -459,11 +459,11 @@ def _check_streamable(cfg: GenerationConfig) -> None:
     """Refuse settings under which generated tokens may still change."""
     if cfg.beam > 1:
         raise ConfigError(
-            f"generation.beam={cfg.beam} cannot be streamed, because the best beam may still change; leave the key "
-            "out, or do not stream"
+            f"generation.beam={cfg.beam} cannot be streamed, because the best beam may still change; remove the "
+            "key, or do not stream"
         )
     if cfg.replace_unknown:
         raise ConfigError(
             f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, because unknown words are "
-            "replaced when the output is complete; leave the key out, or do not stream"
+            "replaced when the output is complete; remove the key, or do not stream"
         )

@@ -43,7 +43,7 @@ class LRScheduler(Hooked):
 
     def __init__(self, cfg: WarmupConfig, optimization: OptimizationConfig):
         if not optimization.lr:
-            raise ConfigError("optimization.lr is empty; give at least one learning rate")
+            raise ConfigError("optimization.lr is empty; set at least one learning rate")
         self.cfg = cfg
         self.lr = list(optimization.lr)
         self.max_update = optimization.last_update()

@@ -130,7 +130,7 @@ class Trainer:
         if self.group.world_size > 1 and cfg.optimization.out_of_memory == "skip":
             raise ConfigError(
                 "optimization.out_of_memory=skip is for one process, since several exchange gradients during a batch; "
-                "leave it out"
+                "remove it"
             )
         self._copy = PlainCopy(model) if sharded else None
         self._criterion_copy = PlainCopy(self.criterion.module) if sharded else None

@@ -44,7 +44,7 @@ def test_a_loader_of_ones_own() -> None:
     assert loaded.notes == ["given"]
     assert not loaded.model.training
     assert loaded.task.encode_source("w1 w2").tolist() == [5, 6, 2]
-    with pytest.raises(DataError, match="give input=FILE"):
+    with pytest.raises(DataError, match="set input=FILE"):
         loaded.task.source_lines("test")
 
 

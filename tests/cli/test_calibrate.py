@@ -69,7 +69,7 @@ def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
     arguments = (f"output={output}", "generation.part_lines=25", "format=json", mark)
     outcome = command("generate", f"path={place}/run", f"input={place}/text.en", *DECODE, *arguments,
                       f"generation.confidence={place}/made.json")  # fmt: skip
-    assert f"{sum(one['review'] for one in records)} of 60 lines are marked for a person" in outcome.err
+    assert f"{sum(one['review'] for one in records)} of 60 lines are marked for review" in outcome.err
     in_job = [json.loads(line) for line in output.read_text().splitlines()]
     assert [one["review"] for one in in_job] == [one["review"] for one in records]
     decode(place, "text", "format=tsv", mark, f"output={tmp_path}/out.tsv", "generation.part_lines=25")
@@ -97,8 +97,8 @@ def test_references_that_are_the_source_look_wrong(place: Path) -> None:
 
 def test_what_is_missing_or_has_no_effect_is_refused(place: Path) -> None:
     text, made = text_of(place, "text"), f"generation.confidence={place}/made.json"
-    refused(command("calibrate", *text), "give either output=FILE.json")
-    refused(command("calibrate", *text, made, "output=x.json"), "give either output=FILE.json")
+    refused(command("calibrate", *text), "set either output=FILE.json")
+    refused(command("calibrate", *text, made, "output=x.json"), "set either output=FILE.json")
     refused(command("calibrate", *text, made, "quality=3"), "quality has no effect with generation.confidence")
     refused(command("calibrate", *text, made, "metric=bleu"), "made with metric=chrf, not bleu")
     refused(command("calibrate", *text, "output=x.json", "metric=chfr"), "chfr", "chrf")
@@ -110,7 +110,7 @@ def test_what_is_missing_or_has_no_effect_is_refused(place: Path) -> None:
     refused(command("calibrate", *text, made, "generation.features=[mean_lprob]"), "generation.features has no effect")
     refused(command("generate", text[0], text[1], made, "stream=true"), "stream=true writes no probabilities")
     refused(command("calibrate", *text, "output=x.json", "picture=risk.xyz"), "must end in .svg, .png, .pdf")
-    refused(command("calibrate", text[0], text[1], "output=x.json"), "give both input=FILE and reference=FILE")
+    refused(command("calibrate", text[0], text[1], "output=x.json"), "set both input=FILE and reference=FILE")
     refused(
         command("calibrate", *text, f"output={place}/made.figures.json", f"json={place}/text.en"),
         "would overwrite the input",

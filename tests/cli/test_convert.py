@@ -98,7 +98,7 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
         ([f"path={tmp_path}", run], [f"{tmp_path}: neither a run folder nor a checkpoint"]),
         ([f"path={binary}", run], ["is not a model in Marian's binary format"]),
         ([f"path={pickled}", run], ["can contain code and is never loaded; give a model.safetensors, or the model.pt"]),
-        ([f"path={silent}", run], ["source_lang", "give source_lang="]),
+        ([f"path={silent}", run], ["source_lang", "set source_lang="]),
         ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),
     ):
         outcome = command("convert", *arguments)
@@ -158,8 +158,8 @@ def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["output=y"], "path is missing: give path=MODEL, or path=[A,B] with format=average"),
-        (["path=x"], "output is missing: give output=FOLDER, the run folder to write"),
+        (["output=y"], "path is missing: set path=MODEL, or path=[A,B] with format=average"),
+        (["path=x"], "output is missing: set output=FOLDER, the run folder to write"),
         (["path=x", "format=average", "opset=18"], "opset has no effect with format=average"),
         (["path=x", "format=export", "output=y", "name=z"], "name has no effect with format=export"),
         (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),

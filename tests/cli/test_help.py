@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shlex
@@ -13,14 +14,11 @@ from pathlib import Path
 import pytest
 
 import seqgen
-from seqgen.addons.checks.kinds import ModelCheckConfig
-from seqgen.addons.compare.command import ShowConfig
-from seqgen.addons.traces.command import DiffConfig
 from seqgen.cli.calibrate import CalibrateConfig
+from seqgen.cli.commands import COMMANDS, installed
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
 from seqgen.cli.keys import every_key
-from seqgen.cli.referenced_text import ReferencedTextConfig
 from seqgen.cli.score import ScoreConfig
 from seqgen.cli.start import check_keys, in_red
 from seqgen.config import GenerateConfig, TrainConfig
@@ -33,15 +31,22 @@ SCHEMAS: dict[str, type] = {
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
-    "seqgen-tune": ReferencedTextConfig,
     "seqgen-calibrate": CalibrateConfig,
-    "seqgen-show": ShowConfig,
-    "seqgen-diff": DiffConfig,
-    "seqgen-check": ModelCheckConfig,
+    **{
+        program: getattr(importlib.import_module(module), name)
+        for program, module, name in (
+            ("seqgen-tune", "seqgen.cli.referenced_text", "ReferencedTextConfig"),
+            ("seqgen-show", "seqgen.addons.compare.command", "ShowConfig"),
+            ("seqgen-diff", "seqgen.addons.traces.command", "DiffConfig"),
+            ("seqgen-check", "seqgen.addons.checks.kinds", "ModelCheckConfig"),
+        )
+        if program in installed()
+    },
 }
+"""The configuration of each command that is installed."""
 
 
-@pytest.mark.parametrize(("program", "line"), [(name, line) for name in EXAMPLES for _, line in EXAMPLES[name]])
+@pytest.mark.parametrize(("program", "line"), [(name, line) for name in SCHEMAS for _, line in EXAMPLES[name]])
 def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> None:
     words = shlex.split(line.replace("\\\n", ""))
     arguments = [word for word in words[len(program.split()) :] if not word.startswith(("tune.", "config="))]
@@ -55,7 +60,7 @@ def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> No
 
 
 def test_every_command_has_examples() -> None:
-    assert SCHEMAS.keys() == EXAMPLES.keys()
+    assert COMMANDS.keys() == EXAMPLES.keys() >= installed().keys() == SCHEMAS.keys()
     assert "Examples\n  # decode a file" in command("generate", "--help", "all").out
 
 
@@ -93,9 +98,10 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("sys.argv", ["seqgen"])
     with pytest.raises(SystemExit):
         runpy.run_module("seqgen", run_name="__main__")
-    installed = re.findall(r"(seqgen-\w+) = seqgen.cli.start:main", (ROOT / "setup.py").read_text(encoding="utf-8"))
-    assert re.findall(r"seqgen-\w+", capsys.readouterr().err) == installed
-    assert set(installed) == set(SCHEMAS)
+    scripts = re.findall(r"(seqgen-\w+) = seqgen.cli.start:main", (ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert set(scripts) == set(COMMANDS)
+    shown = re.findall(r"seqgen-\w+", capsys.readouterr().err)
+    assert shown == [name for name in scripts if name in SCHEMAS]
 
 
 @pytest.mark.parametrize("program", SCHEMAS)
@@ -108,10 +114,10 @@ def test_help_is_one_screen(program: str) -> None:
 
 
 def test_common_keys_exist_and_have_defaults() -> None:
-    for program, names in COMMON_KEYS.items():
+    for program in COMMON_KEYS.keys() & SCHEMAS.keys():
         text = command(program.removeprefix("seqgen-"), "--help").out
         shown = [line.split("=")[0].strip() for line in text.splitlines() if re.match(r"  \w[\w.]*=", line)]
-        assert shown == list(names)
+        assert shown == list(COMMON_KEYS[program])
         assert f"{program} --help all lists all" in " ".join(text.split())
 
 

@@ -73,7 +73,7 @@ def test_files_whose_names_mean_another_format(run: Path, tmp_path: Path) -> Non
         (tmp_path / name).write_text("the dog\n")
     text = tmp_path / "a.txt"
     for name in ("a.jsonl", "a.parquet", "a.json.gz"):
-        refused(generate(run, f"input={tmp_path / name}"), name, "is a table by its name", "job.column=FIELD")
+        refused(generate(run, f"input={tmp_path / name}"), name, "has the name of a table", "job.column=FIELD")
         refused(command("diff", f"path={run}", f"input={tmp_path / name}", "other.generation.beam=2"), name)
         refused(generate(run, f"input={text}", f"reference={tmp_path / name}"), f"reference={tmp_path / name}")
     for name in ("a.jsonl", "a.tsv"):
@@ -81,7 +81,7 @@ def test_files_whose_names_mean_another_format(run: Path, tmp_path: Path) -> Non
         refused(command("score", f"hypothesis=[{text},{text}]", f"reference={tmp_path / name}"), "reference=")
     assert generate(run, f"input={tmp_path / 'a.tsv'}").code == 0, "its lines can have fields"
     for name, wanted in (("o.json", "json"), ("o.jsonl", "json"), ("o.tsv", "tsv")):
-        refused(generate(run, f"output={tmp_path / name}"), "would have format=text", f"give format={wanted}")
+        refused(generate(run, f"output={tmp_path / name}"), "would have format=text", f"set format={wanted}")
         assert generate(run, f"output={tmp_path / name}", f"format={wanted}").code == 0
 
 
@@ -168,7 +168,7 @@ def test_a_byte_order_mark_is_no_text_in_standard_input_either(run: Path, tmp_pa
     (tmp_path / "source").write_bytes(text)
     plain = generate(run).out
     assert generate(run, stdin=text).out == generate(run, f"input={tmp_path}/source").out == plain
-    assert "lacks" not in generate(run, stdin=text).err
+    assert "not in its vocabulary" not in generate(run, stdin=text).err
 
 
 def test_an_input_is_not_overwritten_under_another_spelling(tmp_path: Path) -> None:

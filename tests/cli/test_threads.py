@@ -61,7 +61,7 @@ sys.meta_path.insert(0, Watch())
     [
         (["-m", "seqgen.cli.generate"], "PASSIVE"),
         (["-c", "import sys; sys.argv = ['bin/seqgen-train']; import seqgen.cli.start as s; s.main()"], "PASSIVE"),
-        (["-c", "import seqgen.extend"], "None"),
+        (["-c", "import seqgen.extend; seqgen.extend.run"], "None"),
         (["-m", "users.tool"], "None"),
     ],
 )
@@ -71,7 +71,7 @@ def test_it_is_decided_before_torch_is_imported_by_commands_alone(
     """A process of a user, which imports seqgen, keeps its environment."""
     (tmp_path / "sitecustomize.py").write_text(SITE)
     (tmp_path / "users").mkdir()
-    (tmp_path / "users" / "__init__.py").write_text("import seqgen.extend\n")
+    (tmp_path / "users" / "__init__.py").write_text("import seqgen.extend\nseqgen.extend.run\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

@@ -32,13 +32,13 @@ FACTS = {
         semantics beam nbest max_len_a max_len_b max_len min_len unnormalized lenpen length_penalty temperature mbr
         rerank members max_tokens batch_size buffer_size dtype components
     """,
+    "CONSTRAINS": "constraints glossary",
     "NOT_IN_TRAINING": """
         nbest source_lang target_lang input_split input_split_lang max_time constraints glossary draft rerank
         top_tokens replace_unknown features confidence review_share review_risk members max_tokens batch_size
         buffer_size dtype
     """,
     "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers features confidence review_share review_risk",
-    "CONSTRAINS": "constraints glossary",
     "WHOLE_LINE": "nbest constraints certificate members",
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
 }

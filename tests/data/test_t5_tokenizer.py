@@ -224,7 +224,7 @@ def test_bytes_and_pretrained_by_a_task(write: Callable[..., Path], tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; give the folder"),
+        ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; set it to the folder"),
         (
             {"tokenizer": "t5", "srcdict": "dict.txt"},
             r"task\.srcdict needs task\.tokenizer=sentencepiece or whitespace",

@@ -107,6 +107,6 @@ def test_missing_pair_names_key_and_nearest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither .*trian\.de nor"):
         find_parallel(str(tmp_path / "trian"), "en", "de", key="task.train")
     for ending in ("en", "de", "de.gz"):
-        with pytest.raises(DataError, match=r"leave out the language: task\.train=.*/trian$"):
+        with pytest.raises(DataError, match=r"remove the language: task\.train=.*/trian$"):
             find_parallel(str(tmp_path / f"trian.{ending}"), "en", "de", key="task.train")
     assert find_parallel(str(tmp_path / "trian"), "en", "de", key="task.test", optional_target=True).target is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
+import pickle
 import re
 from collections import Counter
 from dataclasses import replace
@@ -38,6 +40,7 @@ from seqgen.core.session import Session
 from seqgen.core.structures import DecoderOut
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
+from seqgen.text.line_stages import LINE_STAGES
 from seqgen.text.reranking import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
@@ -242,6 +245,22 @@ def test_reranker(runs: Path) -> None:
     assert found != shown(by_object(runs, beam=5))
 
 
+def test_line_stage(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LINE_STAGES, "_entries", {})  # a stage without a key would run in every test after this one
+    (tmp_path / "input").write_text("a dog 3 4\n\na dog\n", encoding="utf-8")
+    keys = (f"path={runs / 'a'}", f"input={tmp_path / 'input'}", "format=json", "generation.max_len_b=12")
+    outcome = command("generate", f"common.user_dir={EXAMPLES / 'line_stage.py'}", *keys)
+    assert outcome.code == 0, outcome.err
+    assert "numbers of the sources that outputs lack: 2" in outcome.err
+    found = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [line.get("lacking") for line in found] == [["3", "4"], None, None]
+    with_stage = Translator(str(runs / "a")).translate(["a dog 3 4", ""])
+    assert [line.lacking for line in with_stage] == [["3", "4"], []]
+    assert copy.deepcopy(pickle.loads(pickle.dumps(with_stage[0]))).lacking == ["3", "4"]
+    with pytest.raises(AttributeError, match="no line stage added it"):
+        _ = with_stage[0].lackign
+
+
 def test_observer(runs: Path, tmp_path: Path) -> None:
     beam = 3
     keys = (f"generation.beam={beam}", "generation.nbest=3", "generation.suppress=[e]")
@@ -341,7 +360,7 @@ def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for arguments, code, shown in (
         ([path, text], 1, "line 2: ☃ ☃☃\n"),
         ([path, f"input={runs / 'input'}"], 0, ""),
-        ([text], 2, "give path=RUN input=FILE\n"),
+        ([text], 2, "set path=RUN input=FILE\n"),
         ([path, text, "inptu=x"], 2, "did you mean 'input'?"),
         (["--help", "input"], 0, "text file"),
     ):

@@ -89,7 +89,7 @@ def test_an_archive_without_the_pair_leaves_nothing(
     monkeypatch.setattr(sys, "argv", ["firefox.py", "pt-en", str(tmp_path / "model")])
     (tmp_path / "model").mkdir()  # of an earlier version, which left an empty folder
     assert firefox.main() == 2
-    assert re.search("lacks the model or its vocabulary|is damaged", said := capsys.readouterr().err)
+    assert re.search("does not contain the model or its vocabulary|is damaged", said := capsys.readouterr().err)
     assert said.count("\n") == 1
     assert list(tmp_path.rglob("*")) == [tmp_path / "model"]
 
@@ -141,7 +141,7 @@ def test_a_model_of_mozilla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DataError, match=r"vocab\.enpt\.spm is not the file that was published"):
         firefox.get("en-pt", tmp_path / "none")
     published[firefox.RECORDS] = json.dumps({"data": records(dict(list(files.items())[:1]), "1.10")}).encode()
-    with pytest.raises(DataError, match="lacks the model or its vocabulary; it has: model"):
+    with pytest.raises(DataError, match="does not contain the model or its vocabulary; it contains: model"):
         firefox.get("en-pt", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 

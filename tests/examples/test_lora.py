@@ -13,13 +13,13 @@ from torch import Tensor
 
 from examples.papers.lora import LoRA, LoRAConfig, LoRALinear, adapt
 from seqgen.addons.checks.kinds import Vocabularies
-from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import merged_model
 from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.modules.linear import Linear
 from seqgen.registry import MODELS
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, refused, training_arguments
+from tests.scripted_model import dictionary as tiny_dictionary
 
 PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
 LORA = (f"common.user_dir={PAPERS}/lora.py", "model=lora", "model.rank=2")
@@ -217,7 +217,7 @@ def test_the_base_is_found_and_verified(base: Path, data: Path, tmp_path: Path) 
     refused(command("generate", LORA[0], *keys), "its files have changed since the run was started")
     continued = train(base, tmp_path / "first", 1)
     assert continued.code == 0, continued.err
-    refused(train(tmp_path / "first", tmp_path / "twice", 1), "it has additions itself; leave out model=NAME")
+    refused(train(tmp_path / "first", tmp_path / "twice", 1), "it has additions itself; remove model=NAME")
     continued = train(tmp_path / "first", tmp_path / "second", 1, "common.seed=2", lora=LORA[:1])
     assert continued.code == 0, continued.err
     assert "model initializes" not in continued.err

@@ -145,13 +145,13 @@ def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
 
 @pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
-    """One command trains, with validation by mask-predict, and another one decodes with the recorded files."""
+    """One command trains, with validation by mask-predict, and another one decodes."""
     data, run = corpus(tmp_path / "DATA"), tmp_path / "run"
     files = f"common.user_dir=[{PAPERS}/mask_predict_model.py,{PAPERS}/mask_predict.py]"
     model = ["model=mask_predict", *SMALL_TRANSFORMER[1:], "criterion=mask_predict", "optimization.max_update=3"]
     arguments = [*training_arguments(data, run), *model, files, "generation.search=mask_predict"]
     assert command("train", *arguments, "dataset.validate_decode=4").code == 0
-    decoding = ["common.user_dir=run", f"path={run}", f"input={data}/test.en", "generation.max_len=6"]
+    decoding = [files, f"path={run}", f"input={data}/test.en", "generation.max_len=6"]
     outcome = command("generate", *decoding, "search.iterations=4")
     assert outcome.code == 0, outcome.err
     assert len(outcome.out.splitlines()) == 20

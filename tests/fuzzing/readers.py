@@ -26,7 +26,6 @@ import yaml
 from seqgen.addons.mixtures.text_to_text import read_mixture
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import update_of
-from seqgen.checkpoints.run_config import recorded_user_dirs
 from seqgen.checkpoints.serialization import read_tensors
 from seqgen.cli.convert import ConvertConfig, run_config, write_run
 from seqgen.core.errors import UserError
@@ -372,7 +371,6 @@ def read_run(folder: Path) -> None:
     refused: list[UserError | OSError] = []
     readers: list[Callable[[], Any]] = [
         lambda: update_of(folder / "checkpoints" / "best"),
-        lambda: recorded_user_dirs(folder),
         lambda: decode(folder, "w1 w2"),
     ]
     for reader in readers:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Hypothesis
@@ -25,11 +24,11 @@ from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.system.graphs import GRAPHS
 from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
 from tests.generators import make_generator
-from tests.model_zoo import EOS, PAD, ZOO, sharp
-from tests.scripted_model import batch_of
+from tests.model_zoo import EOS, PAD, ZOO, in_zoo, sharp
+from tests.scripted_model import batch_of, dictionary as tiny_dictionary
 from tests.simulated_gpu import Counts, simulated_gpu
 
-CAPTURED = ("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
+CAPTURED = in_zoo("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
 """Models whose decoders can be recorded, as they can join a running batch."""
 
 FASTEST = "transformer_tiny"
@@ -132,7 +131,7 @@ def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPat
             models = [sharp("transformer_tiny", seed).to("gpu") for seed in range(members)]
             options = {"beam_size": 4, "min_len": steps, "max_len": steps, "captured_steps": True}
             generator = make_generator(models, tiny_dictionary(), **options)
-            batch = batch_of([[5, 6, EOS]], PAD, ZOO["transformer_tiny"].ids.left).to("gpu")
+            batch = batch_of([[5, 6, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
             generator.generate(batch)
             counts.clear()
             generator.generate(batch)
@@ -227,7 +226,7 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
         model.decoder.layers[0].self_attn.__class__ = _Counting  # type: ignore[union-attr]
         model.to(device)
         options = {"beam_size": 3, "max_len": 9, "captured_steps": True, "beam_table": False}
-        batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, ZOO["transformer_tiny"].ids.left).to(device)
+        batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to(device)
         return make_generator([model], tiny_dictionary(), **options).generate(batch)
 
     wanted = counted("cpu")
@@ -242,7 +241,7 @@ def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
         model = sharp("transformer_tiny", 0).to("gpu")
         model.decoder.layers[0].register_forward_hook(lambda *arguments: calls.append(arguments))
         options = {"min_len": 9, "max_len": 9, "captured_steps": True}
-        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["transformer_tiny"].ids.left).to("gpu")
+        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
         make_generator([model], tiny_dictionary(), **options).generate(batch)
     assert len(calls) == 9
     assert any("hooks" in reason for reason in reasons)
@@ -278,7 +277,7 @@ def test_bfloat16(name: str, beam: int) -> None:
     sources = [[*torch.randint(4, 9, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
     with simulated_gpu() as counts:
         model = sharp(name, 0).to("gpu", torch.bfloat16)
-        batch = batch_of(sources, PAD, ZOO[name].ids.left).to("gpu")
+        batch = batch_of(sources, PAD, ZOO[name].padded_left).to("gpu")
         eager, replays = (
             make_generator([model], tiny_dictionary(), beam_size=beam, max_len=9, captured_steps=captures)
             for captures in (False, True)
@@ -308,7 +307,7 @@ def test_layouts_of_weights_outlive_training() -> None:
     with simulated_gpu():
         model = sharp("fconv_tiny", 0).to("gpu")
         generator = make_generator([model], tiny_dictionary(), max_len=9, captured_steps=True)
-        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["fconv_tiny"].ids.left).to("gpu")
+        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["fconv_tiny"].padded_left).to("gpu")
         generator.generate(batch)
         layouts = [
             weakref.ref(made)
@@ -335,7 +334,7 @@ def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -
     with simulated_gpu():
         model = sharp(name, 0).to("gpu")
         generator = make_generator([model], tiny_dictionary(), beam_size=5, min_len=5, max_len=5, captured_steps=True)
-        generator.generate(batch_of([[5, 6, EOS]] * 4, PAD, ZOO[name].ids.left).to("gpu"))
+        generator.generate(batch_of([[5, 6, EOS]] * 4, PAD, ZOO[name].padded_left).to("gpu"))
         (step,) = captured._STEPS[model.decoder]
         layers: Any = model.decoder.layers
         dim = layers[0].self_attn.num_heads * layers[0].self_attn.head_dim

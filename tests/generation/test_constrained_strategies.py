@@ -170,7 +170,7 @@ def test_samples_still_vary() -> None:
 @pytest.mark.parametrize(
     ("inner", "words"),
     [
-        (Greedy(), "Greedy keeps one hypothesis of a sentence, so that it cannot take constraints; leave out"),
+        (Greedy(), "Greedy keeps one hypothesis of a sentence, so that it cannot take constraints; remove"),
         (ContrastiveSearch(), "ContrastiveSearch keeps one hypothesis"),
         (MarianBeam(), "MarianBeam has its own rule of which hypotheses finish"),
         (HuggingFaceDiverseBeam(2, 0.5), "HuggingFaceDiverseBeam applies the logits processors itself"),
@@ -230,8 +230,8 @@ def test_by_keys(settings: dict[str, Any]) -> None:
     [
         ({"search": "greedy"}, "Greedy keeps one hypothesis .* or choose a strategy that can, such as beam search"),
         ({"search": "contrastive"}, "ContrastiveSearch keeps one hypothesis"),
-        ({"search": "marian"}, "MarianBeam has its own rule .* leave out generation.constraints"),
-        ({"sampling": True, "sampling_topp": 0.9}, "keys that truncate the distribution forbid them; leave these"),
+        ({"search": "marian"}, "MarianBeam has its own rule .* remove generation.constraints"),
+        ({"sampling": True, "sampling_topp": 0.9}, "keys that truncate the distribution forbid them; remove these"),
         ({"sampling": True, "beam": 1}, "set generation.beam to 2 or more"),
     ],
     ids=str,

@@ -198,7 +198,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda c, x: {"a": torch.zeros(*c.tokens.shape, 1 + x.step)}, r"a \(3, 8, 1\) of .* returns \(3, 8, 2\)"),
     (lambda c, x: {"a": c.scores, **({"b": c.scores} if x.step else {})}, "field 'b' is missing at some steps"),
     (lambda c, x: {"a": c.scores, **({} if x.step else {"b": c.scores})}, "field 'b' is missing at some steps"),
-    (lambda c, _: {"sum": c.scores}, "Prefixes and another component have a field 'sum'; leave out one"),
+    (lambda c, _: {"sum": c.scores}, "Prefixes and another component have a field 'sum'; remove one of them"),
 ]
 
 
@@ -213,7 +213,9 @@ class OwnLoop(BeamSearch):
 
 
 def test_a_loop_without_steps_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Prefixes has fields of each step, and the loop of OwnLoop has none"):
+    with pytest.raises(
+        ConfigError, match="Prefixes records values at each step, but OwnLoop does not decode step by step"
+    ):
         generated(Prefixes(), search_strategy=OwnLoop())
 
 

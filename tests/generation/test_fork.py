@@ -198,5 +198,5 @@ def test_what_a_fork_is_made_of() -> None:
     assert [len(each) for each in (other.results, other.live, session.live)] == [2, 2, 5]
     search = SpeculativeSearch(PromptLookup(3))
     drafted = begin({"search_strategy": search, "beam_size": 1}, kind=search.session_class)
-    with pytest.raises(ConfigError, match="leave out the draft"):
+    with pytest.raises(ConfigError, match="remove the draft"):
         drafted.fork()

@@ -13,7 +13,6 @@ from unittest import mock
 import pytest
 import torch
 
-from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.core.errors import UserError
 from seqgen.core.session import Session
 from seqgen.core.structures import Hypothesis
@@ -25,9 +24,9 @@ from seqgen.system.devices import find_device
 from seqgen.text.translator import Translator
 from tests.generation.test_keys import BESIDE, LINES, VALUES
 from tests.generators import make_generator, resources
-from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, sharp
+from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, in_zoo, sharp
 from tests.registered_components import PROCESSORS
-from tests.scripted_model import batch_of
+from tests.scripted_model import batch_of, dictionary as tiny_dictionary
 from tests.simulated_gpu import Counts, simulated_gpu
 from tests.strategy_zoo import PHRASES, STRATEGIES, strategy
 from tests.text_models import text_model
@@ -61,7 +60,7 @@ CASES = [
 ]
 FAST = {
     *((model, "beam") for model in ("fconv_uneven", "transformer_tiny", "lstm_tiny", "average")),
-    *((model, "beam") for model in ("t5_tiny", "t5gemma_tiny", "t5gemma2_tiny", "transformer_lm_tiny")),
+    *((model, "beam") for model in in_zoo("t5_tiny", "t5gemma_tiny", "t5gemma2_tiny", "transformer_lm_tiny")),
     *(("transformer_tiny", f"search={name}") for name in STRATEGIES),
     *(("transformer_tiny", f"processor={name}") for name in ("bad_words", "exponential_decay", "prefix_trie")),
     *(("transformer_tiny", name) for name in ("huggingface", "guidance", "draft", "look-up", "continuous")),
@@ -78,7 +77,7 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
     options = {"beam_size": 4, "max_len": 9, "min_len": 0, **options}
     random = torch.Generator().manual_seed(5)
     sources = [[*torch.randint(4, VOCAB, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
-    batch = batch_of(sources, PAD, ZOO[name].ids.left).to(device)
+    batch = batch_of(sources, PAD, ZOO[name].padded_left).to(device)
     prefix = torch.full((5, 1), 5, device=device) if options.pop("prefix", 0) else None
     models = [sharp(name, seed).to(device) for seed in range(options.pop("members", 1))]
     phrases = None

@@ -25,8 +25,9 @@ from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import ARCHITECTURES, VOCAB, sharp, subject_of
+from tests.model_zoo import ARCHITECTURES, VOCAB, sharp
 from tests.scripted_model import batch_of, dictionary
+from tests.subjects import subject_of
 
 WITHOUT_CACHED_WEIGHTS = ("lstm_tiny", "average")
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]

@@ -11,7 +11,8 @@ from seqgen.addons.checks.checking import NotApplicableError
 from seqgen.addons.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.addons.checks.subject import TOLERANCE
 from tests.covering import covering
-from tests.model_zoo import ARCHITECTURES, PAD, ZOO, build, inputs, subject_of
+from tests.model_zoo import ARCHITECTURES, PAD, ZOO, build
+from tests.subjects import inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 INVARIANTS = PASSES | STEPPING | WEIGHTS

@@ -347,8 +347,8 @@ class OwnSearch(BeamSearch):
     ("keys", "words"),
     [
         ({"search": "diverse_beam", "components": {"search.groups": 2}}, "not DiverseBeamSearch"),
-        ({"guidance_scale": 2.0}, "which Guidance does not promise"),
-        ({"combination": "fusion", "components": {"combination.weight": -0.5}}, "which Fusion does not promise"),
+        ({"guidance_scale": 2.0}, "which Guidance does not guarantee"),
+        ({"combination": "fusion", "components": {"combination.weight": -0.5}}, "which Fusion does not guarantee"),
         ({"unkpen": -1.0}, "UnknownPenalty"),
         ({"sequence_bias": ["w4=-1", "w3=0.5"]}, "SequenceBias"),
         ({"processors": [OwnForbid([4])]}, "OwnForbid"),

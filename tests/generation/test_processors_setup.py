@@ -273,7 +273,7 @@ REFUSED = [
     ({"review_share": 0.1}, "has no effect without generation.confidence=FILE"),
     (
         {"confidence": "made.json", "review_share": 0.1, "review_risk": 0.1},
-        "and generation.review_share both mark lines; leave one out",
+        "and generation.review_share both mark lines; remove one of them",
     ),
     ({"constraints": "ordered", "search": "sampling", "sampling_topk": 3}, "truncate the distribution"),
     ({"constraints": "ordered", "beam": 1}, "with one beam would begin every output with the phrases"),
@@ -283,7 +283,7 @@ REFUSED = [
     ({"prompt_lookup": 2, "constraints": "ordered"}, "exclude; choose one"),
     ({"shortlist": "FILE", "prefix_trie": "FILE"}, "generation.shortlist=FILE and generation.prefix_trie both limit"),
     ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
-    ({"certificate": True, "mbr": "chrf"}, "generation.certificate=true is about the order of scores"),
+    ({"certificate": True, "mbr": "chrf"}, "generation.certificate=true certifies the order of scores"),
     ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
     ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),
     ({"early_stopping": "true"}, "belongs to Hugging Face's rules"),

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
-from tests.model_zoo import build, inputs, registered
+from tests.model_zoo import build, registered
+from tests.subjects import inputs
 
 
 def loss_of(model: EncoderDecoderModel) -> torch.Tensor:

@@ -14,7 +14,8 @@ from seqgen.modules import dtypes, linear
 from seqgen.modules.dtypes import DTYPES, note_on, to_dtype
 from seqgen.modules.linear import Linear, Projection
 from seqgen.system.switches import KERNEL_CHOICE
-from tests.model_zoo import ZOO, build, inputs
+from tests.model_zoo import ZOO, build
+from tests.subjects import inputs
 
 CPU = torch.device("cpu")
 BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]

@@ -26,8 +26,9 @@ from seqgen.modules.multihead_attention import MultiheadAttention
 from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, build, subject_of
+from tests.model_zoo import VOCAB, ZOO, build
 from tests.scripted_model import batch_of, dictionary
+from tests.subjects import subject_of
 from tests.waiting_sentences import queue
 
 MEMORIES = ["roomy", "tight", "rounded"]

@@ -19,8 +19,9 @@ from seqgen.modules.inspection import StackInternals, recorded
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import ZOO, build, inputs
+from tests.model_zoo import ZOO, build
 from tests.scripted_model import batch_of
+from tests.subjects import inputs
 from tests.text_models import TEXTS, text_model
 
 FEW = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "fconv_uneven", "transformer_lm_learned"]

@@ -49,11 +49,11 @@ def test_a_reader_that_runs_code_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(Failure, match="code"):
         run(".pt", 25, tmp_path / "pickles")
 
-    def imports(folder: Path) -> None:
+    def imports(folder: Path, _: str) -> None:
         for file in sorted(folder.glob("*.py")):
             exec(compile(file.read_bytes(), file, "exec"), {})
 
-    monkeypatch.setattr("tests.fuzzing.readers.recorded_user_dirs", imports)
+    monkeypatch.setattr("tests.fuzzing.readers.decode", imports)
     with pytest.raises(Failure, match="code"):
         run("run", 1, tmp_path / "run")
 

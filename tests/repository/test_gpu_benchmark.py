@@ -52,7 +52,10 @@ def test_an_error_is_a_row(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.captured, "CapturedStep", refuse)
     code, (_, *rows, _) = run(("fconv_tiny",))
     assert [row[5].split(":")[0] for row in rows if row[5].startswith("failed")] == ["failed"]
-    assert rows[1][4:] == ["seqgen, captured", "failed: RuntimeError: no step was replayed: no / today"]
+    assert rows[1][4:] == [
+        "seqgen, captured",
+        "failed: RuntimeError: no step was replayed: some steps were not captured: no / today",
+    ]
     assert code == 1
 
 

@@ -20,6 +20,7 @@ from tests.commands import SMALL_TRANSFORMER
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = {"seqgen": "seqgen", "models": "seqgen/models", "tasks": "seqgen/tasks", "cli": "seqgen/cli"}
+FOLDERS["addons"] = "seqgen/addons"
 """The folders of the checkout that are installed, and where they are in the installation."""
 
 EVERY_MODULE_AND_HELP = """

@@ -44,7 +44,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("component", ["built-in", "own"])
 def test_no_file_of_a_run_is_imported_without_the_users_word(component: str, run: Path, tmp_path: Path) -> None:
-    """Not even if the run records it; the word is ``common.user_dir=run``, and the refusal says so."""
+    """Not even if the run records it; the word is ``common.user_dir=FILE``, and the refusal says so."""
     canary, evil = tmp_path / "canary", run / "evil.py"
     evil.write_text(f"open({str(canary)!r}, 'w')\n")
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -58,10 +58,10 @@ def test_no_file_of_a_run_is_imported_without_the_users_word(component: str, run
     assert not canary.exists()
     if component == "own":
         assert decoded.code == 2
-        assert "to run that file's code, if you trust it, give common.user_dir=" in decoded.err
+        assert "to run that file's code, if you trust it, set common.user_dir=" in decoded.err
     else:
         assert decoded.code == 0, decoded.err
-    command("generate", *arguments, "common.user_dir=run", stdin=b"w1 w2\n")
+    command("generate", *arguments, f"common.user_dir={evil}", stdin=b"w1 w2\n")
     assert canary.exists()  # the same file is imported when the user asks for it
 
 

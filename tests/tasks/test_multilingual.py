@@ -202,12 +202,12 @@ def test_further_languages(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pairs": []}, "task.pairs is missing; give the pairs of languages"),
+        ({"pairs": []}, "task.pairs is missing; set it to the pairs of languages"),
         ({"pairs": ["en-de", "en-de"]}, "names a pair twice"),
         ({"pairs": ["en-en"]}, "'en-en' is not of the form SOURCE-TARGET"),
         ({"languages": ["de"]}, "'de' is not of the form ENDING=CODE"),
         ({"languages": ["dee=x"]}, r"no pair has the file name ending 'dee' \(did you mean 'de'\?\)"),
-        ({"train": ""}, "task.train is missing; give task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
+        ({"train": ""}, "task.train is missing; set task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
         ({"joined_dictionary": False}, "one vocabulary for all languages"),
     ],
 )
@@ -219,7 +219,7 @@ def test_wrong_keys(settings: dict[str, Any], message: str, data: Path, tmp_path
 def test_other_mistakes(data: Path, tmp_path: Path) -> None:
     ours = task(data, tmp_path / "run")
     with pytest.raises(
-        UserError, match=r"several pairs; give input=FILE, or choose one by dataset.gen_source=PAIR: en-de, de-en"
+        UserError, match=r"several pairs; set input=FILE, or choose one by dataset.gen_source=PAIR: en-de, de-en"
     ):
         ours.source_lines("test")
     with pytest.raises(UserError, match=r"there is no pair 'en-dee' \(did you mean 'en-de'\?\)"):
@@ -229,7 +229,7 @@ def test_other_mistakes(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task.language_token=source differs from what the model"):
         task(data, tmp_path / "other", language_token="source", **keys)
     wrong = command("train", *training(data, tmp_path / "wrong", "task.language_token=both"))
-    assert "task.language_token=both is none of: source, target, or empty" in wrong.err
+    assert "task.language_token=both must be one of: source, target, or empty" in wrong.err
 
 
 def training(data: Path, run: Path, *further: str) -> list[str]:

@@ -117,7 +117,7 @@ def test_a_task_with_languages_translates(tmp_path: Path, data: Path) -> None:
     [
         ({"source_lang": ""}, "task.source_lang is missing"),
         ({"target_lang": "en"}, "must differ"),
-        ({"train": ""}, r"task.train is missing; give task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
+        ({"train": ""}, r"task.train is missing; set task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
         ({"train": "no/such"}, "task.train=no/such: there is neither no/such.en nor no/such.en.gz"),
         ({"spm_model": "no.model"}, "there is no SentencePiece model no.model"),
         ({"tgtdict": "no.txt"}, "task.tgtdict needs separate vocabularies"),
@@ -133,7 +133,7 @@ def test_bad_settings(tmp_path: Path, data: Path, changes: dict[str, object], me
 
 def test_a_model_that_was_trained_without_a_test_split(tmp_path: Path, data: Path) -> None:
     task = TranslationTask.setup_task(config(data, test=""), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"trained without task\.test; give input=FILE"):
+    with pytest.raises(ConfigError, match=r"trained without task\.test; set input=FILE"):
         task.source_lines("test")
 
 

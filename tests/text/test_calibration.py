@@ -174,11 +174,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     twice = text.replace('"bias": 0.3', '"bias": 0.3, "bias": 5')
     for content in [*map(json.dumps, wrong), twice, "", "[]", "7", "[" * 10**5, text[:50], "\x00"]:
         file.write_text(content)
-        with pytest.raises(DataError, match=r"is no calibration or is damaged: .*; make it again") as error:
+        with pytest.raises(DataError, match=r"is not a calibration, or is damaged: .*; make it again") as error:
             Calibration.load(file)
         assert "\n" not in str(error.value)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="is no calibration"):
+    with pytest.raises(DataError, match="is not a calibration"):
         Calibration.load(file)
 
 
@@ -291,11 +291,11 @@ def test_other_uses_of_a_calibration_are_refused(calibration: Path) -> None:
         Translator(text_model(seed=1), beam=3, confidence=name).translate(TEXTS)
     with pytest.raises(ConfigError, match="made with another model"):
         Translator([text_model(), text_model(seed=1)], beam=3, confidence=name).translate(TEXTS)
-    with pytest.raises(ConfigError, match=r"a risk of 0\.001 cannot be promised; at least 999 are needed"):
+    with pytest.raises(ConfigError, match=r"a risk of 0\.001 cannot be guaranteed; at least 999 are needed"):
         Translator(text_model(), beam=3, confidence=name, review_risk=0.001).translate(TEXTS)
     with pytest.raises(ConfigError, match=r"review_risk=0\.0 is below its minimum"):
         Translator(text_model(), beam=3, confidence=name, review_risk=0.0)
     with pytest.raises(ConfigError, match=r"review_share=0\.1 has no effect without generation.confidence=FILE"):
         Translator(text_model(), review_share=0.1)
-    with pytest.raises(ConfigError, match="both mark lines; leave one out"):
+    with pytest.raises(ConfigError, match="both mark lines; remove one of them"):
         Translator(text_model(), confidence=name, review_share=0.1, review_risk=0.1)

@@ -80,7 +80,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "ter = 33.33  (" in outcome.out
     assert command("score", *files).out.count("\n") == 3
     for keys, words in (
-        (["metrics=comet"], "give source=FILE"),
+        (["metrics=comet"], "set source=FILE"),
         ([f"source={tmp_path}/r"], "has no effect"),
     ):
         wrong = command("score", *files, *keys)

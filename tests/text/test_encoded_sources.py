@@ -21,8 +21,9 @@ from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.modules.inspection import recorded
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import EOS, ZOO, inputs, sharp
+from tests.model_zoo import EOS, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
+from tests.subjects import inputs
 
 FAST = ("fconv_uneven", "transformer_marian", "lstm_tiny", "t5_gated_untied")
 ENCODERS = [

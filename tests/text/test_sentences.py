@@ -224,7 +224,8 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
     assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
     assert found[1].notes == ["the line is empty, and so is its output"]
     assert (
-        first.notes[0] == "sentence 1: the model reads an unknown token in place of what its vocabulary lacks: W1 w8."
+        first.notes[0]
+        == "sentence 1: the model reads an unknown token in place of text that is not in its vocabulary: W1 w8."
     )
     whole = translator.translate(texts[:1], **SPLIT, unnormalized=True)[0]
     assert whole.score == pytest.approx(float(whole.hypotheses[0].positional_scores.sum()))
@@ -269,8 +270,8 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"input_split_lang": ""}, "needs the language of the source; give generation.input_split_lang, one of am, "),
-        ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; give generation.input_split_lang, one of"),
+        ({"input_split_lang": ""}, "needs the language of the source; set generation.input_split_lang, one of am, "),
+        ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; set generation.input_split_lang, one of"),
         ({"nbest": 2}, "gives one output of the whole line"),
         ({"constraints": "ordered"}, "generation.constraints"),
         ({"certificate": True}, "generation.certificate"),

@@ -23,9 +23,9 @@ import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.decoding.resolution import resolve, settings_of_model
+from seqgen.text import text_decoding
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator
@@ -293,7 +293,7 @@ def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
     translator = Translator([with_settings(beam=3), with_settings(beam=2, lenpen=2.0)])
     assert (translator.settings().beam, translator.settings().lenpen) == (3, 1.0)
-    assert "the own settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
+    assert "the settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
     assert len(translator.prepare(beam=3, lenpen=1.0).notes) == 0
     mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
     assert mixed.settings().semantics == "fairseq"
@@ -382,9 +382,9 @@ def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytes
     """Whether the joining sentences or those that are running have the longest source."""
     lines = [" ".join(["w1"] * size) for size in (11, 10, 10, 9, 9, 8, 7, 7, 6, 6, 6, 5, 4, 4, 3, 2, 2, 1)]
     decoding = Translator(text_model(), beam=2, max_tokens=48, max_len_a=1, max_len_b=0).prepare()
-    whole, joined = SequenceGenerator.generate_continuously, []
+    whole, joined = text_decoding.generate_continuously, []
 
-    def watched(self: Any, take: Any) -> Any:
+    def watched(generator: Any, take: Any) -> Any:
         def asked(running: int, width: int) -> Any:
             if (batch := take(running, width)) is not None:
                 rows, columns = batch.source.src_tokens.shape
@@ -392,9 +392,9 @@ def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytes
                 joined.append(running > 0)
             return batch
 
-        return whole(self, asked)
+        return whole(generator, asked)
 
-    monkeypatch.setattr(SequenceGenerator, "generate_continuously", watched)
+    monkeypatch.setattr(text_decoding, "generate_continuously", watched)
     assert len(list(decoding.translate(lines))) == len(lines)
     assert any(joined)
 

@@ -357,7 +357,7 @@ def shown(toolkits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_shown_command_writes_tokens_and_scores_of_each_member(shown: list[str]) -> None:
     assert command("generate", *shown).code == 0
-    assert len(Path("test.hyp").read_text(encoding="utf-8").splitlines()) == len(UNREADABLE)
+    assert len(Path("toolkits.hyp").read_text(encoding="utf-8").splitlines()) == len(UNREADABLE)
     more = ("generation.nbest=2", "generation.min_len=4", "generation.max_len_b=15", "combination.weights=[2,1,1]")
     outcome = command("generate", *shown, "format=json", "output=out.json", *more)
     assert outcome.code == 0, outcome.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqgen.text.glossary import alternatives
+from seqgen.text.input_line import alternatives
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
@@ -37,7 +37,7 @@ def test_outputs_have_one_of_several_phrases(semantics: str) -> None:
     assert first.constraints == ["w3 w4|w5 w6|w7 w8", "w9"]
     assert len(second.hypotheses) == 2
     assert "w1" in third.text.split()
-    assert third.notes[:1] == ["the phrase 'nothere' is left out: the vocabulary lacks nothere"]
+    assert third.notes[:1] == ["the phrase 'nothere' is left out: not in the vocabulary: nothere"]
     assert "w4" in fourth.text.split()
     assert fourth.constraints == ["w4"]
     assert sum("is left out" in note for note in fourth.notes) == 2

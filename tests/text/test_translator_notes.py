@@ -222,7 +222,9 @@ def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
 def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
     monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
-    with pytest.raises(ConfigError, match=r"generation\.coverage_penalty needs the attention of the model"):
+    with pytest.raises(
+        ConfigError, match=r"generation\.coverage_penalty needs attention weights, and this model returns none"
+    ):
         translator.translate(["w1"])
 
 
@@ -278,7 +280,7 @@ def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], re
 )
 def test_why_lines_do_not_join_a_running_batch_is_noted_once(settings: dict[str, Any], reason: str) -> None:
     lines = ["w1 w2", "w3", "w4 w5 w6", "w7 w8", "w9"]
-    expected = [f"lines do not join a running batch, so that decoding is slower: {reason}"] if reason else []
+    expected = [f"continuous batching is not used, so decoding is slower: {reason}"] if reason else []
     translator, of_lines = Translator(text_model(), beam=2, max_len_b=5), list[list[list[str]]]()
     options = dict(settings)
     prefixes = options.pop("prefixes", None)

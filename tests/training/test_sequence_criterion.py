@@ -17,7 +17,7 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the built-in models
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
 from seqgen.addons.checks.kinds import new_model, small_transformer
-from seqgen.addons.checks.subject import Ids, tiny_dictionary
+from seqgen.addons.checks.subject import Ids
 from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.run_folder import write_config
 from seqgen.config import GenerationConfig, TrainConfig
@@ -31,6 +31,7 @@ from seqgen.training.distributed import ProcessGroup
 from seqgen.training.sequence_criterion import _parts, _Row
 from tests.examples.objectives import tiny
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
+from tests.scripted_model import dictionary as tiny_dictionary
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 

@@ -143,6 +143,6 @@ class JsonProcessor(FollowAutomaton):
         texts = TokenTexts(resources)
         single = set(texts.later.values())
         if lacking := [character for character in '{}[]":0' if character not in single]:
-            raise ConfigError(f"processor.json needs tokens for single characters; the vocabulary lacks {lacking}")
+            raise ConfigError(f"processor.json needs tokens for single characters; not in the vocabulary: {lacking}")
         literals = tuple(word for word in LITERALS if set(word) <= single)
         return cls(Json(cfg.depth, cfg.root, literals), texts)

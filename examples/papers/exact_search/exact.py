@@ -137,7 +137,7 @@ class ExactSession:
             raise DecodingError(
                 f"exact search of sentence {self.row} of the batch has scored {self.expansions} prefixes "
                 "and would need more; raise search.expansions, lower generation.max_len, "
-                "or take beam search"
+                "or choose beam search"
             )
         context, scores = session.score(step)
         candidates = self.continuations(session, scores, step)

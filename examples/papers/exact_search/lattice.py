@@ -51,7 +51,7 @@ class LatticeSession(ExactSession):
         """The hypotheses of the sentence; see ``ExactSession``."""
         self.options = cast(LatticeSearch, self.setup.search)
         if self.setup.ranking.coverage:
-            raise ConfigError("paths through a lattice have no attention; leave out generation.coverage_penalty")
+            raise ConfigError("paths through a lattice have no attention; remove generation.coverage_penalty")
         self.nodes: list[Node] = []
         self.by_suffix: dict[tuple[int, ...], list[Node]] = defaultdict(list)
         self.count = itertools.count()  # of equal scores, the earlier one is first

@@ -44,7 +44,7 @@ class AggregatedMbr(Mbr):
         super().__init__(*given)
         self.parts, self.finalists = parts, finalists
         if not isinstance(self.utility, NgramUtility):
-            raise ConfigError("mbr_aggregated needs a utility of n-gram counts; give reranker.utility=chrf or bleu")
+            raise ConfigError("mbr_aggregated needs a utility of n-gram counts; set reranker.utility=chrf or bleu")
 
     def expected(self, matrix: UtilityMatrix, line: int) -> Matrix:
         """See ``Mbr.expected``. Finalists rank above all others."""

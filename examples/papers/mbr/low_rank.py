@@ -33,7 +33,7 @@ from .exact import Mbr, MbrConfig, UtilityMatrix
 class LowRankConfig(MbrConfig):
     """Configuration of the low-rank completion."""
 
-    reduction: float = option(4.0, "one of so many utilities is computed", minimum=1)
+    reduction: float = option(4.0, "compute one of this many utilities", minimum=1)
     rank: int = option(8, "rank of the completed matrix", minimum=1)
     penalty: float = option(1.0, "weight of the squared factors, for utilities scaled to a mean square of 1", minimum=0)
     iterations: int = option(10, "steps of alternating least squares", minimum=1)

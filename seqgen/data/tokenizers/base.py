@@ -181,7 +181,7 @@ class Tokenizer(Flagged, ABC):
         """
         raise ConfigError(
             f"{type(self).__name__} does not return the bytes of its tokens, which members with different target "
-            "vocabularies need to agree on a text; implement its token_bytes, or leave out this model"
+            "vocabularies need to agree on a text; implement its token_bytes, or remove this model"
         )
 
     @cached_property

@@ -195,7 +195,7 @@ def _check(cfg: TokenizerConfig) -> None:
             if getattr(cfg, name):
                 raise ConfigError(f"task.{name} needs separate vocabularies; add task.joined_dictionary=false")
     if cfg.tokenizer == "pretrained" and not cfg.pretrained_tokenizer:
-        raise ConfigError("task.pretrained_tokenizer is missing; give the folder of the tokenizer's files")
+        raise ConfigError("task.pretrained_tokenizer is missing; set it to the folder of the tokenizer's files")
 
 
 def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:

@@ -322,4 +322,4 @@ def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
     given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None, "prompts": prompts}
     for what, is_given in given.items():
         if is_given:
-            raise ConfigError(f"members with different target vocabularies do not support {what}; leave this out")
+            raise ConfigError(f"members with different target vocabularies do not support {what}; remove it")

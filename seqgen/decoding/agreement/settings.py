@@ -48,7 +48,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     if 0 in component_config(COMBINATIONS, "log", cfg).weights:
         raise ConfigError(
             "a member with the weight 0 would still restrict the text on which members with different target "
-            "vocabularies agree; leave its model out of path"
+            "vocabularies agree; remove its model from path"
         )
 
 
@@ -68,7 +68,7 @@ def check_details(**wanted: bool) -> None:
 
 def _impossible(what: str) -> ConfigError:
     return ConfigError(
-        f"{what} is not possible with members that have different target vocabularies; leave it out, or give models "
+        f"{what} is not possible with members that have different target vocabularies; remove it, or give models "
         "with the same target vocabulary"
     )
 

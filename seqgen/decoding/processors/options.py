@@ -17,7 +17,7 @@ class ProcessorOptions:
         MODEL | ACROSS_VOCABULARIES,
         Need(
             lambda cfg: cfg.semantics != "huggingface" or cfg.is_stochastic,
-            "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true or leave it out",
+            "has an effect on sampling alone by Hugging Face's rules; set generation.sampling=true or remove it",
         ),
         minimum=1e-6,
     )
@@ -33,8 +33,8 @@ class ProcessorOptions:
         MODEL,
         Need(
             lambda cfg: cfg.semantics == "huggingface",
-            "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
-            "generation.semantics=huggingface, or leave it out",
+            "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; set "
+            "generation.semantics=huggingface, or remove it",
         ),
     )
     bad_words: list[str] = decoding_key([], "strings, or ids:ID ID, that are never generated", MODEL)
@@ -59,7 +59,7 @@ class ProcessorOptions:
         MODEL,
         Need(
             lambda cfg: cfg.exponential_decay_factor != 1,
-            "has no effect without generation.exponential_decay_factor; give both or neither",
+            "has no effect without generation.exponential_decay_factor; set both or neither",
         ),
         minimum=0,
     )

@@ -64,7 +64,7 @@ class TrieConstraint(LogitsProcessor):
 
     Attributes:
         nodes: ``(sentences, beam)`` int64, the node of each beam.
-        is_deferred: whether a call changes nothing, because ``allowed`` is called after all processors.
+        is_deferred: whether a call changes nothing, because ``narrow`` is called after all processors.
     """
 
     shift_invariant = True
@@ -94,7 +94,7 @@ class TrieConstraint(LogitsProcessor):
         self.is_deferred = True
         return self
 
-    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
+    def narrow(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scores of the allowed tokens alone, if they are few.
 
         Args:

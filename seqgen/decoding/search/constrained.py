@@ -13,6 +13,8 @@ from typing import Any, ClassVar, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from seqgen.config.generation import keys_with
+from seqgen.config.options import CONSTRAINS
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.component import BatchInfo, Phrase, Phrases, begun
@@ -533,9 +535,10 @@ class ConstrainedSearch(Search):
             "has its own rule of which hypotheses finish": kind.finished is not Search.finished,
         }
         if why := next((obstacle for obstacle, applies in obstacles.items() if applies), ""):
+            keys = " and ".join(f"generation.{key}" for key in keys_with(CONSTRAINS))
             raise ConfigError(
-                f"{kind.__name__} {why}, so that it cannot take constraints; leave out generation.constraints and "
-                "generation.glossary, or choose a strategy that can, such as beam search or sampling"
+                f"{kind.__name__} {why}, so that it cannot take constraints; remove {keys}, or choose a strategy "
+                "that can, such as beam search or sampling"
             )
         self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]
         self.continues_each_beam = self.inner.continues_each_beam  # the rules of scores read it

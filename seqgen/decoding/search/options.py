@@ -24,7 +24,7 @@ WIDEST = 1 << 16
 
 _SAMPLES = Need(
     lambda cfg: cfg.is_stochastic,
-    "truncates the distribution for sampling, which is not in use; give generation.sampling=true, or leave it out",
+    "truncates the distribution for sampling, which is not in use; set generation.sampling=true, or remove it",
 )
 
 
@@ -45,8 +45,8 @@ class BeamOptions:
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         Need(
             lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
-            "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it "
-            "out, or choose another search",
+            "has no effect, because greedy and contrastive search generate one output whatever the beam; "
+            "remove it, or choose another search",
         ),
         minimum=1,
         maximum=WIDEST,
@@ -152,8 +152,7 @@ class SamplingOptions:
         MODEL | STRATEGY | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.uses_seed,
-            "has no effect, because the search strategy does not use it; give generation.sampling=true, or leave "
-            "it out",
+            "has no effect, because the search strategy does not use it; set generation.sampling=true, or remove it",
         ),
         minimum=0,
     )

@@ -50,7 +50,7 @@ class ModelDrafter(Drafter):
         if any(FEATURES in processor.needs for processor in target.scoring.processors):
             raise ConfigError(
                 f"{target.setup.needing(FEATURES)} needs hidden features of the decoded model, and the draft model has "
-                "other ones; leave out the draft"
+                "other ones; remove the draft"
             )
         longest = self.model.max_positions()[0]
         if int(source.src_lengths.max()) > longest:

@@ -31,7 +31,7 @@ class DraftOptions:
         MODEL | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.draft or cfg.prompt_lookup > 0,
-            "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
+            "has no effect without a draft; set generation.draft or generation.prompt_lookup, or remove it",
         ),
         minimum=1,
     )

@@ -200,7 +200,7 @@ class SpeculativeSession(Session):
         if LAYER_LOGITS in setup.needs:
             raise ConfigError(
                 f"{setup.needing(LAYER_LOGITS)} needs hidden features of all layers, which are not stored in "
-                "speculative decoding; leave out the draft"
+                "speculative decoding; remove the draft"
             )
         self.reach = self.speculative.draft_tokens + 1
         sample = request.sample
@@ -323,7 +323,7 @@ class SpeculativeSession(Session):
 
     def fork(self, rows: Tensor | None = None) -> Self:
         """Refused; see ``Session.fork``."""
-        raise ConfigError("a draft belongs to one session; leave out the draft to branch the search by Session.fork")
+        raise ConfigError("a draft belongs to one session; remove the draft to branch the search by Session.fork")
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Session.select_sentences``."""
@@ -376,7 +376,7 @@ class SpeculativeSearch(Search):
         if self.inner.session_class is not None:
             raise ConfigError(
                 f"a draft is verified token by token, and {type(self.inner).__name__} has a loop of its own; "
-                "choose greedy search or sampling, or leave out the draft"
+                "choose greedy search or sampling, or remove the draft"
             )
         self.drafter = drafter
         self.draft_tokens = draft_tokens
@@ -408,7 +408,7 @@ class SpeculativeSearch(Search):
         if rows > 1 and not self.inner.continues_each_beam:
             raise ConfigError(
                 f"a draft is verified token by token, and {type(self.inner).__name__} with beam_size={beam} compares "
-                "hypotheses with each other; choose beam_size=1 or sampling, or leave out the draft"
+                "hypotheses with each other; choose beam_size=1 or sampling, or remove the draft"
             )
         return rows
 

@@ -120,7 +120,8 @@ class Calibration:
         if allowed < 0:
             needed = math.ceil(1 / risk - ROUNDING) - 1
             raise ConfigError(
-                f"with {self.lines} held-out lines a risk of {risk:g} cannot be promised; at least {needed} are needed"
+                f"with {self.lines} held-out lines a risk of {risk:g} cannot be guaranteed; at least {needed} "
+                "are needed"
             )
         worst_first = sorted(self.bad, reverse=True)
         return worst_first[allowed] if allowed < len(worst_first) else -1.0
@@ -159,13 +160,13 @@ class Calibration:
                 content = parse_json(read_bytes(path), object_pairs_hook=unique_keys)
             keys = {each.name for each in dataclasses.fields(cls)}
             if not isinstance(content, dict) or keys - {*content}:
-                raise ValueError("it lacks some of its keys")
+                raise ValueError("some of its keys are missing")
             found = from_dict(cls, content, "its values")
             sizes = {len(one) for one in (found.features, found.centers, found.scales, found.weights)}
             if len(sizes) > 1 or not found.features or not found.lines:
                 raise ValueError("its values contradict each other")
         except (ValueError, ConfigError) as error:
-            raise DataError(f"{path} is no calibration or is damaged: {error}; make it again") from None
+            raise DataError(f"{path} is not a calibration, or is damaged: {error}; make it again") from None
         return found
 
 

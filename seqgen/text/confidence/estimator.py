@@ -28,7 +28,7 @@ class ConfidenceEstimator:
 
     Raises:
         DataError: the calibration cannot be read.
-        ConfigError: it belongs to other models or settings, or the risk cannot be promised.
+        ConfigError: it belongs to other models or settings, or the risk cannot be guaranteed.
     """
 
     def __init__(self, cfg: GenerationConfig, models: Sequence[nn.Module], resources: Resources):

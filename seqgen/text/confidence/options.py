@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from seqgen.config.options import CALL, FILES, KEEPS_CONFIDENCE, KEEPS_SCORES, NOT_IN_TRAINING, Need, decoding_key
 
-_HAS_CONFIDENCE = Need(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; give both")
+_HAS_CONFIDENCE = Need(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; set both")
 
 
 @dataclass
@@ -15,18 +15,18 @@ class ConfidenceOptions:
 
     features: list[str] = decoding_key(
         [],
-        "names of features of the best hypothesis that go with its quality, such as mean_lprob",
+        "names of features of the best hypothesis that predict its quality, such as mean_lprob",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
     )
     confidence: str = decoding_key(
         "",
-        "calibration (made by seqgen-calibrate), by which each output has a probability that it is good enough",
+        "calibration (made by seqgen-calibrate) that gives each output the probability of being good enough",
         FILES | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         role="input_path",
     )
     review_share: float = decoding_key(
         0.0,
-        "with confidence: share of the lines that are marked for a person, such as 0.1; exact for the lines with which "
+        "with confidence: share of the lines to mark for review, such as 0.1; exact for the lines with which "
         "the calibration was made",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         _HAS_CONFIDENCE,
@@ -35,11 +35,11 @@ class ConfidenceOptions:
     )
     review_risk: float = decoding_key(
         1.0,
-        "with confidence: so many lines are marked for a person that a line is with this probability at most both "
-        "unmarked and not good enough, such as 0.05; 1 for no mark",
+        "with confidence: mark enough lines for review that at most this share of lines is bad and unmarked, such as "
+        "0.05; 1 for no mark",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         _HAS_CONFIDENCE,
-        Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; leave one out"),
+        Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; remove one of them"),
         minimum=1e-6,
         maximum=1,
     )

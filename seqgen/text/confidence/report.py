@@ -149,7 +149,7 @@ class ConfidenceReport:
         coverage = numpy.arange(1, len(self.qualities) + 1) / len(self.qualities)
         for name, score in self.scores.items():
             axes.plot(coverage, self.risks(score), label=name)
-        axes.set(xlabel="share of lines that nobody reads", ylabel="share of them that are not good enough")
+        axes.set(xlabel="share of unread lines", ylabel="share of them that are not good enough")
         axes.set(xlim=(0, 1), ylim=(0, None))
         axes.legend()
         with new_file(path) as file:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.addons.checks.kinds import new_model, small_transformer
-from seqgen.addons.checks.subject import randomize_, tiny_dictionary
+from seqgen.addons.checks.subject import randomize_
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.task import Task
 from tests.commands import command
+from tests.scripted_model import dictionary as tiny_dictionary
 
 FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "objectives"
 

@@ -85,7 +85,7 @@ def test_packed_rows(teachers: dict[str, str]) -> None:  # noqa: F811
 
 
 def test_teachers_that_do_not_fit(teachers: dict[str, str]) -> None:  # noqa: F811
-    with pytest.raises(ConfigError, match=r"criterion.teachers is empty, but .* give one or more runs"):
+    with pytest.raises(ConfigError, match=r"criterion.teachers is empty, but .* set it to one or more runs"):
         criterion_of([])
     with pytest.raises(ConfigError, match="vocabularies of this run"):
         criterion_of([teachers["transformer"], teachers["transformer_other"]])

@@ -153,7 +153,7 @@ def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:
     [
         ({"lang_tok_replacing_bos_eos": True}, "lang_tok_replacing_bos_eos"),
         ({"langtoks": None, "decoder_langtok": False}, "encoder_langtok=src and decoder_langtok=False"),
-        ({"lang_tok_style": "new"}, "lang_tok_style=new; there are: multilingual, mbart"),
+        ({"lang_tok_style": "new"}, "lang_tok_style=new; seqgen supports: multilingual, mbart"),
     ],
 )
 def test_unsupported_options(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_unsupported_options(changes: dict[str, Any], message: str, tmp_path: Pa
 def test_languages_that_are_nowhere(tmp_path: Path) -> None:
     path = m2m(tmp_path, lang_pairs=[])[1]
     dictionary(25).save(tmp_path / "model_dict.128k.txt")
-    with pytest.raises(DataError, match=r"does not list its languages; give reading.lang_dict=FILE"):
+    with pytest.raises(DataError, match=r"does not list its languages; set reading.lang_dict=FILE"):
         load_model(path)
     with pytest.raises(DataError, match="cannot read the languages in nowhere"):
         load_model(path, reading=ReadingConfig(lang_dict="nowhere"))

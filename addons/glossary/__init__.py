@@ -1,0 +1,1 @@
+"""Glossaries: source terms whose translations are given (``generation.glossary``); docs/terminology.md."""

@@ -1,0 +1,116 @@
+"""``seqgen-check model=NAME`` and ``path=RUN``: the table, the exit code and wrong input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seqgen.addons.checks.checking import ERROR
+from seqgen.addons.checks.models import NOT_REORDERED, PASSES, SEARCH, STEPPING, WEIGHTS
+from tests.addons.checks.test_check_components import check
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.huggingface_t5 import tiny_folder
+
+LSTM = Path(__file__).parents[3] / "examples" / "lstm.py"
+SMALL_LSTM = ("model.embed_dim=8", "model.hidden_size=6")
+
+
+def own_model(folder: Path, name: str, *changes: tuple[str, str]) -> str:
+    """A copy of the LSTM example under another name, with changes: the argument that imports it."""
+    text = LSTM.read_text(encoding="utf-8").replace('"lstm"', f'"{name}"').replace('"lstm_tiny"', f'"{name}_tiny"')
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return f"common.user_dir={folder / name}.py"
+
+
+def test_a_model_that_passes() -> None:
+    outcome = check(f"common.user_dir={LSTM}", "model=lstm_tiny", *SMALL_LSTM)
+    assert outcome.code == 0, outcome.out
+    assert all(name in outcome.out for name in PASSES | STEPPING | WEIGHTS | SEARCH)
+    assert "start offsets                              not run: the decoder does not read" in outcome.out
+    assert outcome.out.endswith("28 of 28 invariants hold\n")
+
+
+def test_a_model_that_fails(tmp_path: Path) -> None:
+    stays = "    def reorder_state(self, module_state, new_order):\n        return module_state\n\n    def output_layer"
+    outcome = check(own_model(tmp_path, "unmoved", ("    def output_layer", stays)), "model=unmoved_tiny", *SMALL_LSTM)
+    assert outcome.code == 1
+    lines = outcome.out.splitlines()
+    place = lines.index(next(line for line in lines if line.startswith("steps after reordering beams")))
+    assert " failed " in lines[place]
+    assert lines[place + 1].startswith("    step 2, sentence 0, beam 1: the logits differ")
+    assert outcome.out.endswith(f"probable cause: {NOT_REORDERED}\n")
+
+
+def test_a_model_that_raises(tmp_path: Path) -> None:
+    raises = (
+        "    def output_layer(self, features: Tensor) -> Tensor:\n",
+        "    def output_layer(self, features):\n        1/0\n",
+    )
+    outcome = check(own_model(tmp_path, "raising", raises), "model=raising_tiny", *SMALL_LSTM)
+    assert outcome.code == 1
+    line = (tmp_path / "raising.py").read_text().splitlines().index("        1/0") + 1
+    assert outcome.out.count(f"\n    ZeroDivisionError: division by zero ({tmp_path}/raising.py:{line})\n") == 1
+    assert outcome.out.count("\n    the same error\n") > 20
+    assert outcome.out.splitlines()[-1] == f"probable cause: {ERROR}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [SMALL_FCONV, SMALL_TRANSFORMER], ids=["fconv", "transformer"])
+def test_a_trained_model(model: tuple[str, ...], tmp_path: Path) -> None:
+    arguments = training_arguments(corpus(tmp_path / "data"), tmp_path / "run")
+    assert command("train", *arguments, *model, "optimization.max_update=30").code == 0
+    outcome = check(f"path={tmp_path}/run")
+    assert outcome.code == 0, outcome.out
+    assert "not run: a trained model was itself loaded" in outcome.out
+    assert "not run: 44 tokens have too many outputs for exhaustive search" in outcome.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["t5", "t5_v1_1"])
+def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
+    tiny_folder(tmp_path / "T5", kind)
+    outcome = check(f"path={tmp_path}/T5")
+    assert outcome.code == 0, outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model=fconv_tiny", "path=runs/a"], "set either model=NAME"),
+        (["model=fconv_tiny", "model.dropuot=0"], "did you mean 'model.dropout'?"),
+        (["model=fconv_tiny", "reading.dictionary=dict.txt"], "reading.KEY applies only to path"),
+        (["model=fconv_tiny", "model.max_target_positions=12"], "the checks need 40"),
+        (["model=fconv_tiny", "model.decoder_attention=[False] * 3"], "at least one decoder layer"),
+        (["path=missing"], "missing"),
+        (["+model=fconv_tiny"], "did you mean 'model'?"),
+    ],
+)
+def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = command("check", *arguments)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_built(tmp_path: Path) -> None:
+    raises = ("        source, target = task.source_dictionary, task.target_dictionary\n", "        task.missing\n")
+    outcome = check(own_model(tmp_path, "unbuilt", raises), "model=unbuilt_tiny")
+    assert outcome.code == 2
+    assert "dictionaries of a task: AttributeError:" in outcome.err
+
+
+def test_a_model_without_a_hook(tmp_path: Path) -> None:
+    limit = (
+        '    def max_positions(self) -> int:\n        """The longest target, in tokens with end-of-sentence."""\n'
+        "        return self.cfg.max_positions\n"
+    )
+    outcome = check(own_model(tmp_path, "unlimited", (limit, "")), "model=unlimited_tiny", *SMALL_LSTM)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert f"LSTMDecoder ({tmp_path}/unlimited.py:" in outcome.err
+    assert ") does not define max_positions, which it needs" in outcome.err

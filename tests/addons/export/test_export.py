@@ -1,0 +1,268 @@
+"""An exported model computes the logits of the model, step by step, and decodes to the same text."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.addons.export import onnx as export_module
+from seqgen.addons.export.onnx import (
+    PACKAGES,
+    ROWS,
+    TOLERANCE,
+    EncoderGraph,
+    Graph,
+    NamedTensor,
+    Sentences,
+    StepGraph,
+    export_graphs,
+    largest_difference,
+    load_onnx,
+    write_export,
+    write_onnx,
+)
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
+from seqgen.checkpoints.loading import load_model
+from seqgen.config import TrainConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.registry import MODELS
+from seqgen.system.switches import INPUT_CHOICES
+from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.docs.test_pages import ROOT
+from tests.huggingface_bart import tiny_folder as bart_folder
+from tests.huggingface_t5 import tiny_folder as t5_folder
+from tests.model_zoo import PAD, ZOO, build
+from tests.subjects import inputs
+
+EXPORTED = [
+    name
+    for name in ZOO
+    if name.startswith(("transformer", "t5")) and not name.startswith(("transformer_lm", "t5gemma2"))
+]
+SOURCE_IDS = {"pad": 2, "eos": 3, "unk": 4, "bos": 5}
+TARGET_IDS = {"pad": 0, "eos": 1, "unk": 2, "bos": 3}
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="ONNX is not installed"
+)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_steps_with_named_tensors_give_the_logits_of_the_parallel_pass(name: str) -> None:
+    model, given = build(name), inputs(name, [6, 1, 4], 5)
+    expected, _ = model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
+    with torch.no_grad(), INPUT_CHOICES.off():
+        step = StepGraph(model)
+        encoder = EncoderGraph(model, PAD)
+        order = torch.tensor([2, 0, 0])  # rows may be dropped and repeated between two steps
+        for rows in (torch.arange(3), torch.tensor([1]), order):
+            source = {key: value[rows] for key, value in encoder(given.src_tokens).items()}
+            state = _initial(step, len(rows))
+            for seen in range(5):
+                logits, state = step(given.prev_output_tokens[rows, : seen + 1], source, state)
+                torch.testing.assert_close(logits, expected[rows, seen], rtol=0, atol=1e-10)
+
+
+def _initial(step: StepGraph, rows: int) -> dict[str, Tensor]:
+    sizes = {"rows": rows, "seen": 0}
+    return {
+        tensor.name: torch.zeros([sizes.get(size, size) for size in tensor.shape], dtype=tensor.dtype)  # type: ignore[call-overload]
+        for tensor in step.flat.tensors
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Writes a model as ONNX files, and returns functions that run them."""
+
+    def save(model: EncoderDecoderModel, pad: int) -> tuple[Any, Any, Graph]:
+        folder = tmp_path_factory.mktemp("onnx")
+        encoder, step = export_graphs(model, pad)
+        runs = []
+        for name, graph in (("encoder", encoder), ("step", step)):
+            write_onnx(graph, folder / f"{name}.onnx", 20)
+            runs.append(load_onnx(folder / f"{name}.onnx", graph))
+        return *runs, step
+
+    return save
+
+
+def _model(name: str, folder: Path) -> EncoderDecoderModel:
+    if name in ZOO:
+        return build(name, torch.float32)
+    make = t5_folder if name.startswith("t5") else bart_folder
+    return load_model(make(folder, name.removeprefix("t5:")), dtype=torch.float32).model
+
+
+SLOW = ["transformer_narrow_decoder", "t5_gated_untied"]
+NIGHTLY = ["bart", "marian", "t5:t5_v1_1"]
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow) for name in SLOW + NIGHTLY],
+)
+def test_onnx_files_give_the_logits_of_the_model_alone_and_batched(name: str, saved: Any, tmp_path: Path) -> None:
+    model = _model(name, tmp_path)
+    vocab = model.decoder.embed_tokens.num_embeddings
+    pad = model.padding_idx if "t5" in name else model.encoder.embed_tokens.padding_idx
+    encoder, step, graph = saved(model, pad)
+    words = {"pad": pad, "source_size": vocab, "target_size": vocab}
+    for lengths, steps in (([9, 3, 1, 17], 12), ([8], 3), ([1], 1), ([21, 21], 24)):
+        sentences = Sentences.random(lengths, steps, **words)
+        assert largest_difference(model, encoder, step, graph, sentences) < 1e-4
+        for row, length in enumerate(lengths):
+            alone = Sentences(
+                sentences.src_tokens[row : row + 1, :length],
+                sentences.src_lengths[row : row + 1],
+                sentences.prev_output_tokens[row : row + 1],
+            )
+            assert largest_difference(model, encoder, step, graph, alone) < 1e-4
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(1.1)
+    sentences = Sentences.random([9, 3], 4, **words)
+    assert largest_difference(model, encoder, step, graph, sentences) > 1e-3  # the comparison can fail
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run whose outputs end, and ``data`` beside it."""
+    folder = tmp_path_factory.mktemp("export")
+    corpus(folder / "data")
+    outcome = command(
+        "train",
+        *training_arguments(folder / "data", folder / "run"),
+        *SMALL_TRANSFORMER,
+        "model.encoder_normalize_before=true",
+        "model.decoder_normalize_before=true",
+        "optimization.max_update=400",
+        "optimization.lr=[1e-2]",
+        "lr_scheduler.warmup_updates=40",
+        "dataset.validate_interval=20",
+    )
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+def test_the_description_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where source and target differ in all that a program must know that decodes with the files."""
+    symbols = ["a", "b", "c", "d", "e", "f", "g"]
+    source, target = (WhitespaceTokenizer(Dictionary(symbols, **ids)) for ids in (SOURCE_IDS, TARGET_IDS))
+    cfg = MODELS.config("transformer_tiny")
+    cfg.max_source_positions, cfg.max_target_positions, cfg.decoder_start_token_id = 12, 9, 6
+    task = DecodingTask(DecodingConfig(), source, target)
+    loaded = LoadedModel(task.build_model(cfg).eval(), task, TrainConfig(model=cfg), tmp_path, generation={"beam": 3})
+    names = [NamedTensor(name, (ROWS, len(symbols)), torch.float32) for name in ("logits", "next.a.keys")]
+    graphs = Graph(cast(Any, None), names, names), Graph(cast(Any, None), names, names)
+    differences = iter([TOLERANCE / 2, 2 * TOLERANCE])
+    for name, result in (
+        ("export_graphs", lambda *_: graphs),
+        ("write_onnx", lambda *_: None),
+        ("load_onnx", lambda *_: None),
+        ("largest_difference", lambda *_: next(differences)),
+    ):
+        monkeypatch.setattr(export_module, name, result)
+    assert write_export(loaded, tmp_path / "new", 20) == TOLERANCE / 2
+    found = json.loads((tmp_path / "new" / "export.json").read_text())
+    wanted = {"source_pad": 2, "pad": 0, "eos": 1, "start": 6, "max_source_length": 12, "max_target_length": 9}
+    wanted |= {"padding_side": "right", "generation": {"beam": 3}, "opset": 20}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["step"]["inputs"][0] == {"name": "logits", "shape": ["rows", 7], "dtype": "float32"}
+    assert found["state"] == {"a.keys": "next.a.keys"}
+    with pytest.raises(ConfigError, match=r"cannot be exported: the logits of the files differ .* by 0.0002"):
+        write_export(loaded, tmp_path / "wrong", 20)
+    assert not (tmp_path / "wrong").exists()
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
+    source, output = run.parent / "data" / "test.en", tmp_path / "out"
+    outcome = command("convert", "format=export", f"path={run}", f"output={output}")
+    assert outcome.code == 0, outcome.err
+    assert "logits differ by at most" in outcome.out
+    decoded = command("generate", f"path={run}", f"input={source}", "generation.beam=1", "format=json")
+    hypotheses = [json.loads(line)["hypotheses"][0] for line in decoded.out.splitlines()]
+    assert len({len(hypothesis["tokens"]) for hypothesis in hypotheses}) > 2  # the outputs end at different steps
+    code = (
+        "import sys, json\nfrom pathlib import Path\nfrom examples.onnx_greedy import ExportedModel\n"
+        f"model = ExportedModel(Path({str(output)!r}))\nids = model.greedy(sys.stdin.read().splitlines())\n"
+        "assert 'torch' not in sys.modules\nprint(json.dumps(ids))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, input=source.read_bytes(), capture_output=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr.decode()
+    eos = json.loads((output / "export.json").read_text())["eos"]
+    wanted = [[token for token in hypothesis["tokens"] if token != eos] for hypothesis in hypotheses]
+    assert json.loads(shown.stdout) == wanted
+    texts = [json.loads(line)["hypotheses"][0]["text"] for line in decoded.out.splitlines()]
+    lines = source.read_text().splitlines()[:2]
+    for given, code, answer in (
+        (f"{lines[0]}\n\n{lines[1]}", 0, f"{texts[0]}\n\n{texts[1]}\n"),
+        ("", 0, ""),
+        ("dog " * 3000, 1, "but the model reads at most 1024; split the line\n"),
+    ):
+        shown = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "onnx_greedy.py"), str(output)],
+            input=given.encode(),
+            capture_output=True,
+            check=False,
+        )
+        assert (shown.returncode, (shown.stderr or shown.stdout).decode()[-len(answer) :]) == (code, answer)
+        assert b"Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lstm_tiny", "cannot be exported"),
+        ("fconv_tiny", "contains that of a ParametrizedLinearizedConvolution"),
+        ("transformer_lm_tiny", "only encoder-decoder"),
+        ("t5gemma2_tiny", "contains that of a MergedAttention"),
+    ],
+)
+@pytest.mark.slow
+def test_other_models_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        export_graphs(build(name, torch.float32), PAD)
+
+
+def _refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    for word in words:
+        assert word in outcome.err.strip().splitlines()[-1], outcome.err
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = functools.partial(command, "convert", "format=export")
+    path, output = f"path={tmp_path / 'none'}", f"output={tmp_path / 'out'}"
+    (tmp_path / "there").mkdir()
+    _refused(exported(path), "output=FOLDER")
+    _refused(exported(output), "path=MODEL")
+    _refused(exported(path, f"output={tmp_path / 'there'}"), "already exists")
+    _refused(exported(path, f"output={tmp_path / 'no' / 'out'}"), "does not exist")
+    _refused(exported("path=org/name", output), "is written hf:org/name")
+    _refused(command("generate", "path=https://hf.co/org/name"), "is an address; a model of the Hugging Face Hub")
+    _refused(exported("path=[a,b]", output), "path names 2 models", "give one, such as path=a")
+    _refused(exported(path, output, "opset=7"), "opset=7")
+    _refused(exported(path, output), "none")
+    monkeypatch.setattr("seqgen.addons.export.onnx.find_spec", lambda name: None)
+    _refused(exported(path, output), "pip install onnx onnxscript onnxruntime")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,179 @@
+"""Glossaries: which terms a source has, which of them a translation has, and what a damaged file says."""
+
+from __future__ import annotations
+
+import re
+import time
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from seqgen.addons.glossary.terms import Glossary, Term, met_terms, words_of
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
+from tests.text_models import text_model
+
+FILE = """\ufeffSource\tTarget\tnote
+# animals
+dog|dogs\tHund|Hunde\tnot a cat
+
+hot dog\tHotdog
+hot dog stand\tWürstchenbude\r
+US\tUSA
+dog\tKöter
+C++\tC++
+犬\tHund
+"""
+
+
+@pytest.fixture
+def glossary(tmp_path: Path) -> Glossary:
+    (tmp_path / "terms.tsv").write_text(FILE, encoding="utf-8", newline="")
+    return Glossary(tmp_path / "terms.tsv")
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("a dog, a Dog and dogs", ["dog", "dog", "dogs"]),
+        ("a hot dog stand has hot dogs", ["hot dog stand", "dogs"]),
+        ("a hot dog and a dog", ["hot dog", "dog"]),
+        ("hotdog, doghouse, dog_", ["dog"]),
+        ("between us and the US", ["US"]),
+        ("C++ or C", ["C++"]),
+        ("小犬小", ["犬"]),
+        ("", []),
+    ],
+)
+def test_terms_are_whole_words_and_the_longest_counts(text: str, sources: list[str], glossary: Glossary) -> None:
+    assert [term.source for term in glossary.find(text)] == sources
+
+
+def test_alternatives_come_from_bars_and_from_several_lines(glossary: Glossary) -> None:
+    found = {term.source: term.targets for term in glossary.find("dog dogs US")}
+    assert found == {"dog": ("Hund", "Hunde", "Köter"), "dogs": ("Hund", "Hunde"), "US": ("USA",)}
+
+
+def test_terms_that_are_met() -> None:
+    dog, cat = Term("dog", ("Hund", "Hunde")), Term("hot dog", ("heißer Hund",))
+    assert met_terms([dog, dog, dog], "Hund, Hunde und Hundehütte.") == [True, True, False]
+    assert met_terms([cat, dog], "ein heißer Hund") == [True, True]
+    assert met_terms([dog], "hund") == [False], "a target term has the case of the glossary"
+
+
+@given(st.lists(st.sampled_from(["w1", "w2", "w3", "x"]), max_size=12))
+def test_spans_never_overlap(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
+    path = tmp_path_factory.getbasetemp() / "spans.tsv"
+    path.write_text("w1\ta\nw1 w2\tb\nw2 w3 w1\tc\n")
+    found = [term.source for term in Glossary(path).find(" ".join(words))]
+    text = f" {' '.join(words)} "
+    for length in (3, 2, 1):  # the same by replacing the longest terms first
+        for term in ("w2 w3 w1", "w1 w2", "w1"):
+            if len(term.split()) == length:
+                count = 0
+                while f" {term} " in text:
+                    text = text.replace(f" {term} ", " | ", 1)
+                    count += 1
+                assert found.count(term) == count
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x" * 400_000, "a" + "\u0345" * 30_000 + "\u0301" * 30_000 + "\u0316" * 30_000, "a " * 2000, "a b " * 50_000],
+)
+def test_a_line_costs_in_proportion_to_its_length(line: str, tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_text("".join(f"{'a ' * length}\tb\n" for length in range(1, 401)))
+    glossary = Glossary(tmp_path / "terms.tsv")
+    start = time.process_time()
+    found = glossary.find(line)
+    assert time.process_time() - start < 2
+    assert [len(term.source.split()) for term in found[:1]] in ([], [1], [400])
+
+
+@given(st.text(st.sampled_from("ae\u0301\u0316がか\u3099=\u0338각ᄀ -\n"), max_size=60))
+def test_words_are_those_of_the_normalized_text(text: str) -> None:
+    assert words_of(text * 4) == words_of(unicodedata.normalize("NFC", text * 4))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"dog\tHund\ncat Katze\n", "line 2 is not SOURCE<tab>TARGET"),
+        (b"source\ttarget\n\tHund\n", "line 2 is not SOURCE<tab>TARGET"),
+        (b"dog\t|\n", "line 1 is not SOURCE<tab>TARGET"),
+        (b"dog\tHund\ncat\t\xff\n", "line 2: byte 5 (0xff) is not valid UTF-8"),
+        (b"# nothing\n\n", "has no term"),
+        (b"", "has no term"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_bytes(content)
+    with pytest.raises(DataError, match=f"terms.tsv.*{re.escape(message)}"):
+        Glossary(tmp_path / "terms.tsv")
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_outputs_have_the_terms(semantics: str, tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("w1\tw9|w10\nw2 w3\tw11 w12\nw4\tnothere\n")
+    translator = Translator(text_model(), beam=5, nbest=2, max_len_b=14, semantics=semantics)
+    first, second, third = translator.translate(["w1 w2 w3 w1", "w5 w6", "w4"], glossary=str(path))
+    assert [term.source for term in first.terms] == ["w1", "w2 w3", "w1"]
+    assert first.terms_met == [True, True, True]
+    assert first.constraints == ["w9|w10", "w11 w12", "w9|w10"]
+    for hypothesis in first.hypotheses:
+        words = hypothesis.text.split()
+        assert sum(word in ("w9", "w10") for word in words) >= 2
+        assert "w11 w12" in hypothesis.text
+    assert second.terms == []
+    assert third.terms_met == [False]
+    assert "the phrase 'nothere' is left out: not in the vocabulary: nothere" in third.notes
+    path.write_text("w5\tw13\n")  # a changed file is read again
+    assert translator.translate(["w5"], glossary=str(path))[0].terms_met == [True]
+
+
+def test_a_term_that_occurs_more_often_than_an_output_has_room_for(tmp_path: Path) -> None:
+    """The memory for phrases grows with the square of their number."""
+    (tmp_path / "terms.tsv").write_text("w1\tw9\n")
+    translator = Translator(text_model(), beam=2, max_len_b=4, max_len=4, glossary=str(tmp_path / "terms.tsv"))
+    (found,) = translator.translate(["w1 " * 900])
+    assert (len(found.terms), len(found.constraints), found.hypotheses) == (900, 5, [])
+    assert "no output within the maximum length has all phrases, so that the output is empty" in found.notes
+
+
+def test_terms_and_phrases_of_the_line_are_both_met(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("w1\tw9\nw2\tw10\n")
+    translator = Translator(text_model(), beam=5, max_len_b=14, glossary=str(path))
+    (found,) = translator.translate(["w2 w1\tw11"], constraints="ordered")
+    assert found.constraints == ["w11", "w10", "w9"]
+    assert re.search(r"\bw11\b.*\bw10\b.*\bw9\b", found.text), "the phrase, then the terms in the order of the source"
+
+
+def test_paragraphs(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("w1\tw9\nw5\tw10\n")
+    keys = {"input_split": "sentences", "input_split_lang": "en", "glossary": str(path)}
+    (found,) = Translator(text_model(), beam=4, max_len_b=8).translate(["Mw w1 . Xw w5 ! Mw w1 ."], **keys)
+    assert len(found.sentences) == 3
+    assert [term.source for term in found.terms] == ["w1", "w5", "w1"]
+    assert found.terms_met == [True, True, True]
+
+
+def test_what_excludes_a_glossary_is_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("w1\tw9\n")
+    translator = Translator(text_model(), glossary=str(path))
+    with pytest.raises(ConfigError, match=r"generation\.beam to 2 or more"):
+        translator.translate(["w1"], beam=1)
+    with pytest.raises(ConfigError, match="cannot be streamed, because it needs several beams"):
+        translator.translate(["w1"], streamer=TextStreamer())
+    with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that can"):
+        translator.translate(["w1"], search="contrastive")
+    with pytest.raises(ConfigError, match=r"sampling_topk, sampling_topp .* remove these keys"):
+        translator.translate(["w1"], sampling=True, sampling_topk=5)
+    with pytest.raises(DataError, match="there is no file"):
+        translator.translate(["w1"], glossary=str(tmp_path / "nothere"))

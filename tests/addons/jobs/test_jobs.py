@@ -1,0 +1,478 @@
+"""Jobs without models: parts, continuing, refusals, faults of lines, workers and disks."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from seqgen.addons.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
+from seqgen.addons.jobs.source import Source, cut, find_source, plan_parts, text_digest
+from seqgen.addons.jobs.workers import LocalWorkers, Piece, answer, start_error
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
+from seqgen.data.text import CHUNK_BYTES
+from seqgen.system.progress import LineProgress, duration
+from tests.addons.jobs.decoders import TOKENS, Bench, Capitals, InlineWorkers, expected, numbered
+
+LINES = numbered(47)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.write(LINES)
+    return bench
+
+
+def ledger(bench: Bench) -> list[dict[str, Any]]:
+    file = bench.root / "job" / "errors.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_output_n_is_that_of_line_n(bench: Bench) -> None:
+    assert bench.run() == expected(LINES)
+    assert bench.messages == ["a note on the model"]
+    assert sorted(path.name for path in (bench.root / "job").iterdir()) == ["done.jsonl", "manifest.json", "parts"]
+    records = [json.loads(line) for line in (bench.root / "job" / "done.jsonl").read_text().splitlines()]
+    assert sorted(record["first_line"] for record in records) == [1, 11, 21, 31, 41]
+    assert sum(record["lines"] for record in records) == len(LINES)
+    assert {note["note"] for record in records for note in record["notes"]} == {"the line is empty"}
+    assert sum(known.tokens for known in bench.job()[0].folder.done.values()) == TOKENS * len(LINES)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20])
+def test_any_number_of_lines(count: int, tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path), numbered(count)
+    bench.write(lines)
+    assert bench.run() == expected(lines)
+
+
+def test_a_finished_part_is_not_decoded_again(bench: Bench) -> None:
+    bench.run()
+    assert bench.job()[0].undone() == []
+    file = bench.root / "job" / "parts" / "part-00000002.txt"
+    content = file.read_bytes()
+    for damage in (file.unlink, lambda: file.write_bytes(content[:-1]), lambda: file.write_bytes(content + b"x")):
+        damage()
+        workers = InlineWorkers()
+        assert bench.run(workers) == expected(LINES)
+        assert {piece.part for piece in workers.given} == {2}
+        assert file.read_bytes() == content
+
+
+def test_a_damaged_part_is_noticed(bench: Bench) -> None:
+    bench.run()
+    file = bench.root / "job" / "parts" / "part-00000002.txt"
+    job = bench.job()[0]
+    file.write_bytes(b"shorter")
+    with pytest.raises(DataError, match=r"part-00000002.txt has changed since it was written; delete it"):
+        job.folder.merge(io.BytesIO(), lambda: None)
+    assert bench.run() == expected(LINES)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\n", b'{"part": 1, "lines'])
+def test_a_damaged_journal_counts_for_nothing(damage: bytes, bench: Bench) -> None:
+    bench.run()
+    journal = bench.root / "job" / "done.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:3]) + damage)
+    workers = InlineWorkers()
+    assert bench.run(workers) == expected(LINES)
+    assert len({piece.part for piece in workers.given}) == 2
+    assert bench.job()[0].undone() == []
+
+
+def test_a_part_that_the_job_does_not_have_counts_for_nothing(bench: Bench) -> None:
+    bench.run()
+    folder = bench.root / "job"
+    record = json.loads((folder / "done.jsonl").read_text().splitlines()[-1])
+    parts = folder / "parts"
+    shutil.copy(parts / f"part-{record['part']:08d}.txt", parts / "part-00000005.txt")
+    with open(folder / "done.jsonl", "a") as journal:
+        journal.write(json.dumps({**record, "part": 5}) + "\n")
+    assert sorted(bench.job()[0].folder.done) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda bench: bench.settings.update(beam=3), "beam=(not given), and it is now 3; give the same as before"),
+        (lambda bench: bench.models.update(model="b"), "another model; give the same as before"),
+        (lambda bench: bench.models.update(list="c"), "list, which is now new"),
+        (lambda bench: bench.models.clear(), "model, which is now missing"),
+        (lambda bench: setattr(bench, "part_lines", 5), "generation.part_lines=10, and it is now 5"),
+        (lambda bench: bench.write([*LINES, "more"]), "an input of 47 lines, and it now has 48"),
+        (lambda bench: bench.write([*LINES[:30], "x", *LINES[31:]]), "an input whose lines 31 to 40 were different"),
+    ],
+)
+def test_another_job_is_refused(change: Callable[[Bench], None], words: str, bench: Bench) -> None:
+    bench.run()
+    change(bench)
+    with pytest.raises(UserError) as raised:
+        bench.run()
+    assert words in str(raised.value)
+    assert "another job.folder" in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": "seqgen-job", "version": 1}', b"\xff"])
+def test_a_damaged_manifest_is_refused(content: bytes, bench: Bench) -> None:
+    bench.run()
+    (bench.root / "job" / "manifest.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"choose another job.folder"):
+        bench.run()
+
+
+@pytest.mark.parametrize("name", ["done.jsonl"])
+def test_a_folder_with_files_of_the_user_is_refused(name: str, bench: Bench) -> None:
+    (bench.root / "job").mkdir()
+    mine = bench.root / "job" / name
+    mine.write_bytes(b"mine, without an end of line")
+    with pytest.raises(ConfigError, match=f"has {name}, but no manifest.json of a job"):
+        bench.run()
+    assert mine.read_bytes() == b"mine, without an end of line"
+
+
+def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    name.write_bytes(b"one\ntwo\n")
+    manifest = Manifest({}, {}, 10, plan_parts(Source((name,)), 10), {})
+    for _ in range(2):  # written, then compared
+        manifest.write_or_compare(tmp_path)
+    assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[:-1],
+        lambda lines: [*lines, "more"],
+        lambda lines: [*lines[:25], "x", *lines[26:]],
+    ],
+)
+def test_data_that_changes_under_a_running_job(change: Callable[[list[str]], list[str]], bench: Bench) -> None:
+    job, _ = bench.job()
+    bench.write(change(LINES))
+    with pytest.raises(DataError, match=r"in.txt has changed while the job was running"):
+        bench.run(job=job)
+    bench.write(LINES)
+    assert bench.run() == expected(LINES)
+
+
+def test_models_that_change_under_a_running_job(bench: Bench) -> None:
+    with pytest.raises(DataError, match="the models have changed while the job was running"):
+        bench.run(InlineWorkers(Capitals(fingerprint="another")))
+
+
+def test_a_line_that_fails_does_not_take_its_batch_with_it(bench: Bench) -> None:
+    lines = [*LINES[:17], "a nan here", *LINES[18:30], "large", *LINES[31:]]
+    bench.write(lines)
+    answers = expected(lines).splitlines(keepends=True)
+    answers[17] = answers[30] = b"\n"
+    assert bench.run() == b"".join(answers)
+    assert ledger(bench) == [
+        {"number": 18, "text": "a nan here", "reason": "DecodingError: the scores are NaN"},
+        {"number": 31, "text": "large", "reason": "memory ran out, also in a batch of this line alone"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "stops", "words"),
+    [
+        (CheckpointError("the weights were changed"), ResourceError, "the weights were changed; remove the cause"),
+        (OSError(errno.ENOSPC, "No space left on device"), ResourceError, "No space left .* same command again"),
+        (ModuleNotFoundError("No module named 'x'"), ResourceError, "No module named 'x'"),
+        (RuntimeError("CUDA error: unspecified launch failure"), SystemExit, "CUDA error"),
+    ],
+)
+def test_no_line_is_given_up_for_the_failure_of_a_machine(
+    error: Exception, stops: type[BaseException], words: str, bench: Bench
+) -> None:
+    """The same command decodes the lines when the failure is gone."""
+    workers = InlineWorkers()
+    with mock.patch.object(Capitals, "decode", side_effect=error), pytest.raises(stops, match=words):
+        bench.run(workers)
+    assert ledger(bench) == []
+    assert bench.run() == expected(LINES)
+
+
+def test_the_batch_is_halved_when_memory_runs_out() -> None:
+    decoder = Capitals(room=3)
+    lines = [f"x{i}" for i in range(32)]
+    found = answer(decoder, Piece(0, 5, lines))
+    assert list(found.outputs) == [f"{5 + i} X{i}\n" for i in range(32)]
+    assert not found.failures
+    assert decoder.calls[:3] == [(32, 1), (16, 2), (8, 4)]
+    assert len(decoder.calls) == 7  # the smaller batches are kept to within each half
+
+
+def test_batches_stay_as_they_are_when_a_line_fails_for_another_reason() -> None:
+    decoder = Capitals()
+    assert len(answer(decoder, Piece(0, 0, [*"abcdefg", "nan"])).failures) == 1
+    assert {divisor for _, divisor in decoder.calls} == {1}
+
+
+def test_notes_are_counted_by_their_text() -> None:
+    first = [(2, "short"), (3, "long"), (4, "short"), *((10 + i, f"note {i}") for i in range(MAX_NOTES))]
+    second = [(51, "new"), (52, "short"), (53, "long")]
+    each = ([{"note": text, "lines": 1, "first_line": line} for line, text in some] for some in (first, second))
+    notes = merged_notes({"notes": counted(some)} for some in each)
+    assert notes[:3] == ["line 2 and 2 others: short", "line 3 and 1 others: long", "line 10: note 0"]
+    assert notes[MAX_NOTES:] == ["... and 3 further notes; format=json writes all of them"]
+
+
+def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
+    bench.write(["nan"] * 450)
+    for _ in range(2):  # also when it is continued, after lines that have all failed
+        with pytest.raises(ResourceError, match=r"the first 1\d\d lines all failed.*NaN"):
+            bench.run()
+
+
+def test_a_job_is_continued_although_the_next_hundred_lines_fail(tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path, part_lines=150, piece_lines=50), [*numbered(150), *["nan"] * 150]
+    bench.write(lines)
+    bench.run()
+    (bench.root / "job" / "parts" / "part-00000001.txt").unlink()
+    bench.run()
+    assert len(ledger(bench)) == 150
+
+
+def test_a_line_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path, part_lines=100, piece_lines=50), numbered(200)
+    lines[137] = "kill"
+    bench.write(lines)
+    workers = InlineWorkers(deaths=lambda piece: "kill" in piece.lines)
+    answers = expected(lines).splitlines(keepends=True)
+    answers[137] = b"\n"
+    assert bench.run(workers) == b"".join(answers)
+    (entry,) = ledger(bench)
+    assert (entry["number"], entry["text"]) == (138, "kill")
+    assert entry["reason"] == "2 workers died while they decoded it: was ended by SIGKILL"
+    assert sum("kill" in piece.lines and not piece.reason for piece in workers.given) == 2 + 1 + 2
+    alone = [piece for piece in workers.given if len(piece.lines) == 1 and not piece.reason]
+    assert len(alone) <= 5, "the others are not decoded one by one"
+
+
+def test_workers_that_die_at_random_change_nothing(bench: Bench) -> None:
+    rng = random.Random(1)
+    workers = InlineWorkers(deaths=lambda piece: len(piece.lines) > 1 and rng.random() < 0.4)
+    assert bench.run(workers) == expected(LINES)
+    assert ledger(bench) == []
+    assert any("smaller pieces" in message for message in bench.messages)
+
+
+class KilledError(BaseException):
+    """Stands for a kill."""
+
+
+OPERATIONS = ("fsync", "replace", "chmod", "truncate", "unlink", "mkdir", "open", "write")
+REAL = {name: getattr(os, name) for name in OPERATIONS}
+
+
+@contextmanager
+def failing(limit: int, error: Callable[[], BaseException], after: bool = False) -> Iterator[list[str]]:
+    """Raise an error at file operation number ``limit``, before or after it; a killed process does nothing more."""
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPERATIONS:
+
+            def wrapper(*args: Any, _name: str = name, _real: Any = REAL[name], **kwargs: Any) -> Any:
+                seen.append(_name)
+                dead = len(seen) > limit and error is KilledError
+                if dead or (len(seen) == limit and not after):
+                    raise error()
+                result = _real(*args, **kwargs)
+                if len(seen) == limit:
+                    raise error()
+                return result
+
+            patch.setattr(os, name, wrapper)
+        yield seen
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_every_file_operation(after: bool, tmp_path: Path) -> None:
+    lines = numbered(11)
+    limit, killed, seen = 0, 0, [""]
+    while limit <= len(seen):
+        limit += 1
+        bench = Bench(tmp_path / str(limit), part_lines=6)
+        bench.root.mkdir()
+        bench.write(lines)
+        with failing(limit, KilledError, after) as seen, suppress(KilledError):
+            bench.run()
+        killed += limit <= len(seen)
+        assert bench.run() == expected(lines), limit
+        assert not list(bench.root.rglob("*.tmp")), limit
+    assert killed > 20
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC])
+def test_a_full_or_read_only_disk_at_every_file_operation(code: int, tmp_path: Path) -> None:
+    limit, errors, seen = 0, list[BaseException | None](), [""]
+    bench = Bench(tmp_path, part_lines=6)
+    bench.write(numbered(12))
+    while limit <= len(seen):
+        limit += 1
+        with failing(limit, lambda: OSError(code, os.strerror(code))) as seen:
+            errors.append(error_of(bench.run))
+    wrong = [error for error in errors if error is not None]
+    assert len(wrong) > 5
+    assert all(isinstance(error, UserError) and os.strerror(code) in str(error) for error in wrong)
+    assert bench.run() == expected(numbered(12))
+
+
+def error_of(work: Callable[[], object]) -> BaseException | None:
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
+
+
+def test_progress_says_what_people_want_to_know() -> None:
+    said: list[str] = []
+    progress = LineProgress(900, 100, 1, 1e-9, said.append, terminal=False)
+    progress.start -= 10
+    progress.advance(400, 2)
+    assert said == ["500 of 900 lines (55 %), 40.0 lines/s, 10 s left, 3 failed"]
+    progress = LineProgress(None, 0, 0, 1e-9, said.append, terminal=False)
+    progress.start -= 10
+    progress.advance(40, 0)
+    assert said[1:] == ["40 lines, 4.0 lines/s"]
+    progress = LineProgress(200, 0, 0, 1e-9, said.append, terminal=False)
+    progress.start -= 60
+    progress.advance(1, 0)  # the first line of a batch, of which all lines are there
+    assert said[2:] == ["1 of 200 lines (0 %)"]
+    assert [duration(seconds) for seconds in (45, 720, 12000, 200000)] == ["45 s", "12 min", "3 h 20 min", "2 d 7 h"]
+
+
+def test_files_of_every_format(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"\xef\xbb\xbfone\n\ntwo\r x\nthree")
+    (folder / "b.txt.gz").write_bytes(gzip.compress("vier\nfünf\u2028\n".encode()))
+    (folder / "c.jsonl").write_text('{"text": "six", "id": 1}\n\n{"text": "se\\nven"}\n')
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "eight"}'))
+    (folder / ".hidden").write_text("no")
+    (folder / "inner").mkdir()
+    lines = ["one", "", "two\r x", "three", "vier", "fünf\u2028", "six", "se\nven", "eight"]
+    assert list(find_source(str(folder)).lines()) == lines
+    assert list(find_source(f"{folder}/[ab].*").lines()) == lines[:6]
+    assert list(find_source(f"{folder}/b.txt").lines()) == lines[4:6], "as task.train finds a .gz"
+    assert next(find_source(f"{folder}/c.jsonl", "text").lines()) == '{"text": "six", "id": 1}'
+    plan = plan_parts(find_source(str(folder)), 4)
+    assert [(part.first, part.lines) for part in plan.parts] == [(0, 4), (4, 4), (8, 1)]
+    assert [count for _, count in plan.files] == [4, 2, 2, 1]
+    assert [part.digest for part in plan.parts] == [text_digest(some) for some in cut(lines, 4)]
+    assert text_digest(["a", "b"]) != text_digest(["ab"]) != text_digest(["a\nb"])
+
+
+@pytest.mark.slow
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [f"line {i}" for i in range(9000)]
+    parquet.write_table(
+        pyarrow.table({"text": rows, "n": list(range(9000))}), tmp_path / "a.parquet", row_group_size=700
+    )
+    assert list(find_source(str(tmp_path / "a.parquet")).lines()) == rows
+    for column, words in (
+        ("txt", "no column 'txt' .did you mean 'text'"),
+        ("n", "the values of 'n' are not text but 'int64'"),
+    ):
+        with pytest.raises(DataError, match=words):
+            list(find_source(str(tmp_path / "a.parquet"), column=column).lines())
+    parquet.write_table(pyarrow.table({"text": [*rows[:5000], None]}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="row 5001: text is None"):
+        list(find_source(str(tmp_path / "d.parquet")).lines())
+    repeated = pyarrow.array(["x" * (1 << 22)] + [None] * 9).dictionary_encode().take(pyarrow.array([0] * 5000 + [1]))
+    for stored in (True, False):  # whether the schema says that it is a dictionary
+        parquet.write_table(
+            pyarrow.table({"text": repeated}), tmp_path / "c.parquet", compression="zstd", store_schema=stored
+        )
+        lines = find_source(str(tmp_path / "c.parquet")).lines()
+        assert [len(next(lines)) for _ in range(16)] == [1 << 22] * 16
+        assert pyarrow.total_allocated_bytes() < 1 << 26
+        with pytest.raises(
+            DataError, match="row 17: the text up to here has more than 67108864 characters, 1000 times"
+        ):
+            next(lines)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match="is it a Parquet file"):
+        list(find_source(str(tmp_path / "b.parquet")).lines())
+
+
+LONG = b'{"text": "%b"}\n' % (b"a" * (CHUNK_BYTES - 100))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *(
+            (LONG * 3 + line, "x.jsonl, line 5")
+            for line in (b"\ntext\n", b'\n{"text": "\xff"}', b'\n{"text": 1}', b"\n[]")
+        ),
+        (b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
+        (b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text' but: 'txt, id'; name the field"),
+        (b'\n{"text": null}\n', "line 2: text is None"),
+    ],
+)
+def test_json_lines_without_text_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        plan_parts(Source((tmp_path / "x.jsonl",)), 10)
+
+
+def test_input_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("a\n")
+    with pytest.raises(DataError, match=r"no such file.*did you mean 'corpus.txt'"):
+        find_source(str(tmp_path / "corpsu.txt"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the folder has no files"):
+        find_source(str(tmp_path / "empty"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_load_its_models(bench: Bench) -> None:
+    workers = LocalWorkers(refuse, 1)
+    try:
+        with pytest.raises(UserError, match="no such model"):
+            bench.run(workers)
+    finally:
+        workers.close()
+
+
+def test_memory_that_runs_out_while_models_are_loaded() -> None:
+    full = start_error(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert isinstance(full, ResourceError)
+    assert "choose fewer workers" in str(full)
+    assert isinstance(start_error(KeyError("x")), RuntimeError)
+
+
+@pytest.mark.slow
+def test_workers_that_die_while_they_load_their_models(bench: Bench) -> None:
+    workers = LocalWorkers(die, 1)
+    try:
+        with pytest.raises(ResourceError, match=r"5 times in a row a worker ended with exit code 7 while it"):
+            bench.run(workers)
+    finally:
+        workers.close()
+
+
+def refuse(number: int) -> Capitals:
+    raise ConfigError("no such model")
+
+
+def die(number: int) -> Capitals:
+    os._exit(7)

@@ -1,0 +1,221 @@
+"""The page of a trace, in a headless Chromium; skipped where there is none."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqgen.addons.traces.page import SCRIPTS, Fate, page_of, reference_path
+from seqgen.addons.traces.trace import Trace
+from seqgen.addons.traces.writer import TraceWriter
+from seqgen.config import TraceConfig
+from seqgen.text.results import Details
+from seqgen.text.translator import Translator
+from tests.text_models import TEXTS, text_model
+
+ROOT = Path(__file__).parents[3]
+EXOTIC = ["w1 </script><b>x</b> <!-- w3", "w2 \u2028 \"'\\ 日本 \U0001f600"]
+
+
+def make_trace(path: Path) -> Trace:
+    """An ensemble's trace with references, attention and a rule."""
+    models = Translator([text_model(seed=seed) for seed in (0, 1)], max_len_b=7, max_len_a=0)
+    lines = [*TEXTS, *EXOTIC]
+    wide = models.translate(lines, beam=8, nbest=8, no_repeat_ngram_size=1)
+    references = [item.hypotheses[min(n, len(item.hypotheses) - 1)].text for n, item in enumerate(wide)]
+    settings = {"beam": 3, "nbest": 3, "no_repeat_ngram_size": 1}
+    decoding = models.prepare(Details(attention=True), **settings)
+    options = TraceConfig(reference_scores=True)
+    with TraceWriter(path, decoding, options, references, ["runs/a", "runs/b"]) as writer:
+        for translation in decoding.translate(writer.lines(lines)):
+            writer.add(translation)
+    return Trace(path)
+
+
+def show(browser: Any, page: Path, link: str = "") -> None:
+    browser.get("about:blank")
+    browser.get(f"{page.as_uri()}{link}")
+    end = time.monotonic() + 30
+    while browser.execute_script("return document.documentElement.dataset.ready") != "true":
+        assert time.monotonic() < end, browser.get_log("browser")
+        time.sleep(0.02)
+
+
+def press(browser: Any, keys: str, shift: bool = False) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    held = "\ue008"
+    actions = ActionChains(browser).key_down(held) if shift else ActionChains(browser)
+    actions = actions.send_keys(keys)
+    (actions.key_up(held) if shift else actions).perform()
+
+
+def text(browser: Any, selector: str) -> list[str]:
+    return [element.text for element in browser.find_elements("css selector", selector)]
+
+
+def heading(browser: Any) -> tuple[str, str]:
+    """The number of the sentence, and the heading of the step."""
+    return text(browser, "main .top h2")[0], text(browser, "section[aria-label^='Step'] h2")[0].split(" of")[0]
+
+
+def test_the_page_is_one_file(tmp_path: Path) -> None:
+    page = page_of(make_trace(tmp_path / "t.jsonl"))
+    assert "src=" not in page
+    assert "@import" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    folder = ROOT / "addons" / "traces"
+    assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
+    assert page == page_of(Trace(tmp_path / "t.jsonl")), "the same trace gives the same page"
+
+
+@pytest.mark.slow
+def test_the_numbers_of_every_sentence(browser: Any, tmp_path: Path) -> None:
+    trace, page = make_trace(tmp_path / "t.jsonl"), tmp_path / "t.html"
+    page.write_text(page_of(trace), encoding="utf-8")
+    fates = set()
+    for sentence in trace:
+        fate = reference_path(sentence)
+        assert fate is not None
+        fates.add(fate.fate)
+        show(browser, page, f"#sentence={sentence.id + 1}&step=2")
+        assert heading(browser) == (f"Sentence {sentence.id + 1}", "Step 2")
+        assert text(browser, ".text dd")[:2] == [" ".join(sentence.source.split()), sentence.hypotheses[0].text]
+        shown = [value.replace("−", "-") for value in text(browser, "#nbest td.score")]
+        assert sentence.reference is not None
+        assert shown == [f"{item.score:.4f}" for item in (*sentence.hypotheses, sentence.reference)]
+        step = sentence.steps[1]
+        exists = [rank for rank, score in enumerate(step.scores) if score > float("-inf")]
+        scores = [value.replace("−", "-") for value in text(browser, "#step td.score")]
+        assert scores == [f"{step.scores[rank]:.4f}" for rank in exists]
+        assert len(text(browser, "#step tr.forbidden")) == len(step.forbidden)
+        shares = text(browser, "#step tbody tr:first-child .percent")[1:]
+        assert [float(value.strip("<%")) for value in shares] == pytest.approx(
+            [100 * math.exp(member[0]) for member in step.members], abs=0.6
+        )
+        (verdict,) = text(browser, "#verdict")
+        assert f"step {fate.step + 1}" in verdict or fate.fate is Fate.FOUND
+        if fate.gap is not None:
+            assert f"{fate.gap:.{2 if abs(fate.gap) >= 0.01 else 4}f} nats".replace("-", "−") in verdict
+        nodes = browser.find_elements("css selector", "#tree g.candidate[data-at]")
+        possible = sum(score > float("-inf") for one in sentence.steps for score in one.scores)
+        assert len(nodes) == possible
+        attention = browser.find_elements("css selector", "#attention tbody tr")
+        assert len(attention) == len(sentence.hypotheses[0].tokens)
+        assert len(text(browser, "#members tbody tr")) == len(sentence.hypotheses[0].tokens)
+    assert len(fates) > 1
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_keys_links_search_and_themes(browser: Any, tmp_path: Path) -> None:
+    trace, page = make_trace(tmp_path / "t.jsonl"), tmp_path / "t.html"
+    page.write_text(page_of(trace), encoding="utf-8")
+    show(browser, page, "#sentence=3&step=1")
+    press(browser, "\ue015")  # arrow down
+    assert heading(browser)[0] == "Sentence 4"
+    press(browser, "k")
+    press(browser, "\ue011")  # home
+    press(browser, "\ue014")  # arrow right
+    assert heading(browser) == ("Sentence 3", "Step 2")
+    assert browser.current_url.endswith("#sentence=3&step=2")
+    press(browser, "\ue012")
+    assert heading(browser) == ("Sentence 3", "Step 1")
+    press(browser, "\ue012")
+    assert heading(browser) == ("Sentence 3", "Step 1"), "there is no step before the first"
+    press(browser, "2")
+    assert browser.find_element("css selector", "#nbest tr[aria-selected=true]").get_attribute("data-output") == "1"
+    candidates = len(browser.find_elements("css selector", "#tree g.candidate"))
+    press(browser, "d")
+    assert len(browser.find_elements("css selector", "#tree g.candidate")) < candidates
+    browser.execute_script("location.hash = 'sentence=5&step=3'")
+    time.sleep(0.2)
+    assert heading(browser) == ("Sentence 5", "Step 3")
+    browser.back()
+    time.sleep(0.2)
+    assert heading(browser)[0] == "Sentence 3", "going back returns to the sentence before"
+    show(browser, page, "#sentence=9999")
+    assert text(browser, "#message") == ["The trace has no sentence 9999; this is sentence 1."]
+    focused = browser.execute_script("return document.activeElement.id")
+    assert focused == "main", "Page Down scrolls the sentence"
+    press(browser, "/")
+    press(browser, "日本")
+    assert len(text(browser, "#list button")) == 1
+    press(browser, "\ue007")  # enter
+    assert heading(browser)[0] == f"Sentence {len(TEXTS) + 2}"
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    themes = {browser.execute_script(paper)}
+    press(browser, "t")
+    themes.add(browser.execute_script(paper))
+    assert len(themes) == 2
+    assert browser.get_log("browser") == []
+
+
+def nats(value: float) -> str:
+    return f"{value:.4f}".replace("-", "−")
+
+
+@pytest.mark.slow
+def test_a_selected_hypothesis_and_the_orders_of_the_list(browser: Any, tmp_path: Path) -> None:
+    trace, page = make_trace(tmp_path / "t.jsonl"), tmp_path / "t.html"
+    page.write_text(page_of(trace), encoding="utf-8")
+    losses = [(sentence, reference_path(sentence)) for sentence in trace]
+    sentence, fate = next((s, f) for s, f in losses if f is not None and f.fate is Fate.BELOW_BEAM)
+    reference = sentence.reference
+    assert reference is not None
+    later = fate.step + 1
+    assert later < min(len(reference.tokens), len(sentence.steps))
+    show(browser, page, f"#sentence={sentence.id + 1}&step={later + 1}")
+    (row,) = text(browser, "#step tr.lost")
+    assert f"dropped at step {fate.step + 1}" in row
+    kept = len(reference.search_scores)
+    total = reference.search_scores[fate.step] if kept > fate.step else sum(reference.scores[: fate.step + 1])
+    assert nats(total + reference.scores[later]) in row
+    for key, name, output in (("2", "hypothesis 2", sentence.hypotheses[1]), ("0", "the reference", reference)):
+        press(browser, key)
+        press(browser, "\ue011")  # home
+        press(browser, "\ue014")  # arrow right
+        (line,) = text(browser, "#token")
+        assert line.startswith(f"{name}, step 2: ")
+        assert f"({nats(output.scores[1])} nats)" in line
+        assert line.endswith(nats(sum(output.scores[:2])))
+        assert name in text(browser, "section[aria-label=Members] h2 small")[0]
+    assert text(browser, "section[aria-label=Attention] .empty") == ["The trace has no attention of the reference."]
+    press(browser, "2")
+    assert "hypothesis 2" in text(browser, "section[aria-label=Attention] h2 small")[0]
+    assert len(browser.find_elements("css selector", "#attention tbody tr")) == len(sentence.hypotheses[1].tokens)
+    assert browser.find_elements("css selector", "#tree .edge.marked")
+
+    def choose(name: str, value: str) -> list[int]:
+        browser.execute_script(
+            "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
+            "box.dispatchEvent(new Event('change'))",
+            name,
+            value,
+        )
+        return [int(line) for line in text(browser, "#list .n")]
+
+    assert choose("order", "file") == [s.id + 1 for s in trace]
+    forbidding = choose("filter", "forbidden")
+    assert forbidding == [s.id + 1 for s in trace if any(step.forbidden for step in s.steps)]
+    assert forbidding
+    press(browser, "n")
+    missed = [
+        s.id for s, f in losses if f and f.fate is not Fate.FOUND and s.reference.score > s.hypotheses[0].score + 1e-4
+    ]
+    assert bool(text(browser, "#message")[0]) == (not missed)
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_a_damaged_page_says_so(browser: Any, tmp_path: Path) -> None:
+    content, page = page_of(make_trace(tmp_path / "t.jsonl")), tmp_path / "t.html"
+    start = content.index('type="text/plain">') + 40
+    page.write_text(content[:start] + content[start + 400 :], encoding="utf-8")
+    browser.get(page.as_uri())
+    time.sleep(1)
+    assert "cannot read its trace" in text(browser, "#loading")[0]

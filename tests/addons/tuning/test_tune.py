@@ -1,0 +1,221 @@
+"""``seqgen-tune``: its best setting is that of exhaustive decoding."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from seqgen.addons.tuning.trials import arguments_of
+from seqgen.core.errors import ConfigError
+from seqgen.text.text_decoding import TextDecoding
+from tests.commands import (
+    SMALL_FCONV,
+    SMALL_TRANSFORMER,
+    Outcome,
+    command,
+    corpus,
+    refused,
+    sentences,
+    training_arguments,
+)
+
+RERANKER = Path(__file__).parents[3] / "examples" / "extending" / "reranker.py"
+PROCESSOR = RERANKER.with_name("logits_processor.py")
+WORD_REWARD = "tune.processor.word_reward.reward=-9,9"
+SHORT = ("generation.max_len_b=14", "generation.beam=3", "common.threads=1")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs with one vocabulary, ``a`` and ``b``, and a validation set."""
+    folder = tmp_path_factory.mktemp("tune")
+    data = corpus(folder / "data")
+    for name, model in (("a", SMALL_FCONV), ("b", SMALL_TRANSFORMER)):
+        further = ("optimization.lr=[2e-2]", "optimization.max_update=60", "dataset.validate_interval=0")
+        outcome = command("train", *training_arguments(data, folder / name), *model, *further)
+        assert outcome.code == 0, outcome.err
+    pairs = sentences(500, 12)
+    for side, language in enumerate(("en", "de")):
+        (folder / f"val.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+    return folder
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one whenever a set of lines is decoded."""
+    done: list[int] = []
+    original = TextDecoding.translate
+
+    def counted(self: TextDecoding, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        done.append(len(done))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(TextDecoding, "translate", counted)
+    return done
+
+
+def tune(place: Path, output: Path, *arguments: str, path: str = "a") -> Outcome:
+    runs = ",".join(str(place / name) for name in path.split(","))
+    texts = () if any(item.startswith("input=") for item in arguments) else (f"input={place}/val.en",)
+    reference = () if any(item.startswith("reference=") for item in arguments) else (f"reference={place}/val.de",)
+    outcome = command("tune", f"path=[{runs}]", *texts, *reference, f"json={output}", "metric=chrf", *SHORT, *arguments)
+    assert "Traceback" not in outcome.err, outcome.err
+    return outcome
+
+
+def result(outcome: Outcome, output: Path) -> dict[str, Any]:
+    assert outcome.code == 0, outcome.err
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def typed(trial: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments of a setting."""
+    return tuple(f"{key}={value}" for key, value in trial["setting"].items())
+
+
+def exhaustive(place: Path, folder: Path, setting: list[str], *further: str, path: str = "a") -> float:
+    """chrF of what seqgen-generate decodes, by sacreBLEU itself."""
+    runs = ",".join(str(place / name) for name in path.split(","))
+    hypotheses = folder / "hypotheses"
+    outcome = command(
+        "generate", f"path=[{runs}]", f"input={place}/val.en", f"output={hypotheses}", *SHORT, *further, *setting
+    )
+    assert outcome.code == 0, outcome.err
+    references = (place / "val.de").read_text().splitlines()
+    return float(sacrebleu.corpus_chrf(hypotheses.read_text().split("\n")[:-1], [references]).score)
+
+
+class TestTheBestSetting:
+    def test_is_that_of_exhaustive_decoding(self, place: Path, tmp_path: Path, decodes: list[int]) -> None:
+        keys = ("tune.generation.no_repeat_ngram_size=0:2:2", "tune.combination.weights=simplex:2")
+        outcome = tune(place, tmp_path / "out", *keys, path="a,b")
+        found = result(outcome, tmp_path / "out")
+        assert len(decodes) == 7, "six settings, and the user's own"
+        trials = {typed(trial): trial["score"] for trial in found["trials"]}
+        weights = ("[0,1]", "[0.5,0.5]", "[1,0]")
+        settings = {(f"generation.no_repeat_ngram_size={p}", f"combination.weights={w}") for p in "02" for w in weights}
+        assert settings < set(trials)
+        expected = {s: exhaustive(place, tmp_path, list(s), path="a,b") for s in trials}
+        assert trials == pytest.approx(expected)
+        assert len(set(expected.values())) > 2, "otherwise the comparison shows nothing"
+        assert found["trials"][0]["score"] == max(expected.values())
+
+    def test_is_printed_as_keys_of_seqgen_generate(self, place: Path, tmp_path: Path) -> None:
+        outcome = tune(place, tmp_path / "out", "tune.generation.lenpen=0,2", "generation.min_len=2")
+        found = result(outcome, tmp_path / "out")
+        (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
+        name, *words = line.split()
+        assert name == "seqgen-generate"
+        assert "generation.min_len=2" in words
+        written = list(typed(found["trials"][0]))
+        assert words[-len(written) :] == written or not written
+        words[words.index("input=FILE")] = f"input={place}/val.en"
+        outcome = command("generate", *words)
+        references = (place / "val.de").read_text().splitlines()
+        score = sacrebleu.corpus_chrf(outcome.out.split("\n")[:-1], [references]).score
+        assert score == pytest.approx(found["trials"][0]["score"])
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("path", "arguments"),
+        [
+            ("a,b", ("generation.combination=fusion", "tune.combination.weight=-0.5,2")),
+            ("a", (f"common.user_dir={PROCESSOR}", "generation.processors=[word_reward]", WORD_REWARD)),
+        ],
+    )
+    def test_of_components(self, place: Path, tmp_path: Path, path: str, arguments: tuple[str, ...]) -> None:
+        found = result(tune(place, tmp_path / "out", *arguments, path=path), tmp_path / "out")
+        given_ = [item for item in arguments if not item.startswith("tune.")]
+        for trial in found["trials"]:
+            expected = exhaustive(place, tmp_path, list(typed(trial)), *given_, path=path)
+            assert trial["score"] == pytest.approx(expected)
+        assert len({trial["score"] for trial in found["trials"]}) > 1
+
+    def test_of_a_split_of_the_task(self, place: Path, tmp_path: Path) -> None:
+        keys = (f"path={place}/a", "tune.generation.beam=1,2", "dataset.gen_subset=valid", *SHORT)
+        outcome = command("tune", f"json={tmp_path}/out", *keys)
+        assert outcome.code == 0, outcome.err
+        (line,) = re.findall(r"^decode: seqgen-generate (.*)$", outcome.out, re.MULTILINE)
+        decoded = command("generate", *line.replace("input=FILE", f"input={place}/val.en").split())
+        assert decoded.code == 0, "the printed command decodes a file, and not the split"
+        assert json.loads((tmp_path / "out").read_text())["metric"] == "bleu"
+
+
+def test_equal_settings_are_decoded_once(place: Path, tmp_path: Path, decodes: list[int]) -> None:
+    keys = ("tune.generation.lenpen=1,1.0,1e0,0.5", "tune.generation.unkpen=0,0.0")
+    outcome = tune(place, tmp_path / "out", *keys)
+    assert len(result(outcome, tmp_path / "out")["trials"]) == len(decodes) == 2
+
+
+class TestValues:
+    def test_forms(self) -> None:
+        def values(text: str) -> tuple[str, ...]:
+            return tuple(argument.removeprefix("key=") for argument in arguments_of("key", text, 3))
+
+        assert values("0.6,1,1.4,1") == ("0.6", "1", "1.4")
+        assert values("0:1:0.25") == ("0", "0.25", "0.5", "0.75", "1")
+        assert values("-1:1:1,7") == ("-1", "0", "1", "7")
+        assert values("0.1:0.35:0.1") == ("0.1", "0.2", "0.3")
+        assert values("[1,2],[3, 4]") == ("[1,2]", "[3,4]")
+        assert values("simplex:2") == ("[0,0,1]", "[0,0.5,0.5]", "[0,1,0]", "[0.5,0,0.5]", "[0.5,0.5,0]", "[1,0,0]")
+
+    @pytest.mark.parametrize(("size", "steps"), list(itertools.product((1, 2, 3), (1, 3, 4))))
+    def test_a_simplex_has_all_lists_that_sum_to_one(self, size: int, steps: int) -> None:
+        found = [json.loads(argument[2:]) for argument in arguments_of("k", f"simplex:{steps}", size)]
+        lists = [tuple(round(steps * x) for x in shares) for shares in found]
+        expected = [x for x in itertools.product(range(steps + 1), repeat=size) if sum(x) == steps]
+        assert sorted(lists) == expected
+
+    @pytest.mark.parametrize(
+        "text", ["1:2", "2:1:1", "1:2:0", "1:2:-1", "0:1:1e-300", "simplex", "simplex:0", "simplex:x", "simplex:9999"]
+    )
+    def test_that_cannot_be_read(self, text: str) -> None:
+        with pytest.raises(ConfigError, match=r"tune\.key"):
+            arguments_of("key", text, 3)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((), ["nothing to tune"]),
+            (("tune.generation.lenpem=1",), ["lenpem", "did you mean 'generation.lenpen'"]),
+            (("tune.lenpen=0.6,1",), ["tune.lenpen: only", "did you mean 'tune.generation.lenpen'"]),
+            (("generation.lenpen=0.6,1",), ["a number; seqgen-tune tune.generation.lenpen=0.6,1 decodes with each"]),
+            (("tune.generation.lenpen=high",), ["'generation.lenpen=high' cannot be used", "a number"]),
+            (("tune.generation.beam=0,1",), ["generation.beam=0", "minimum"]),
+            (
+                ("tune.combination.weights=-1,-2",),
+                ["none of the settings can be decoded", "combination.weights=-2", "minimum"],
+            ),
+            (("tune.search.delta=1",), ["search.delta", "no effect"]),
+            (("tune.generation.lenpen=1", "tune.generation.lenpen=2"), ["given twice"]),
+            (("tune.generation.lenpen=1", "reference="), ["set both input=FILE and reference=FILE"]),
+        ],
+    )
+    def test_keys(self, place: Path, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
+        refused(tune(place, tmp_path / "out", *arguments), *words)
+
+    def test_files(self, place: Path, tmp_path: Path) -> None:
+        (tmp_path / "short").write_text("a\n")
+        key = "tune.generation.lenpen=1"
+        refused(tune(place, tmp_path / "out", key, f"reference={tmp_path}/short"), "12 lines", "has 1")
+        (tmp_path / "empty").write_text("")
+        refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "has 0 lines")
+        refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/none"), "none")
+        refused(tune(place, tmp_path, key), f"json={tmp_path} is a folder")
+        refused(tune(place, place / "val.de", key), "would overwrite the input")
+
+    def test_values_that_exclude_each_other_are_left_out(self, place: Path, tmp_path: Path) -> None:
+        outcome = tune(place, tmp_path / "out", "tune.generation.beam=1,2,4", "generation.nbest=2")
+        found = result(outcome, tmp_path / "out")
+        assert "left out: generation.beam=1: " in outcome.err
+        assert len(found["trials"]) == 3, "beam 3 is given"

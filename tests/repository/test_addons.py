@@ -1,0 +1,61 @@
+"""Without an add-on: which tests are left out, and what a user is told who asks for something of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, addons_of, is_installed, pytest_ignore_collect
+
+TESTS = ROOT / "tests"
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("addons/export/test_export.py", {"export", "checks", "marian"}),
+        ("core/test_alone.py", set()),
+        ("conftest.py", set()),
+    ],
+)
+def test_the_addons_of_a_test(file: str, expected: set[str]) -> None:
+    assert addons_of(TESTS / file) == expected
+
+
+def test_imports_are_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Through modules of the tests and of the examples, also those that import each other, and inside functions."""
+    monkeypatch.setattr("tests.conftest.ROOT", tmp_path)
+    for name, code in {
+        "tests/test_a.py": "from tests import b\n",
+        "tests/b.py": "def f():\n    import tests.c as c\n",
+        "tests/c.py": "import tests.b\nfrom examples.d import x\nfrom seqgen.addons.one.part import y\n",
+        "examples/d.py": "from seqgen.addons import two\nimport seqgen.addons.three.part\n",
+        "tests/addons/four/test_e.py": "import seqgen\n",
+        "tests/addons/test_f.py": "import seqgen.addons\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code)
+    assert addons_of(tmp_path / "tests/test_a.py") == {"one", "two", "three"}
+    assert addons_of(tmp_path / "tests/addons/four/test_e.py") == {"four"}
+    assert addons_of(tmp_path / "tests/addons/test_f.py") == set()
+    monkeypatch.setattr("tests.conftest.is_installed", lambda addon: addon != "two")
+    assert pytest_ignore_collect(tmp_path / "tests/test_a.py")
+    assert pytest_ignore_collect(tmp_path / "tests/c.py") is None  # no test
+    assert pytest_ignore_collect(tmp_path / "tests/addons/four/test_e.py") is None
+
+
+def test_folders_of_tests_are_those_of_addons() -> None:
+    for folder in (TESTS / "addons").glob("*/"):
+        if (folder / "__init__.py").is_file():
+            assert not is_installed(folder.name) or (ROOT / "addons" / folder.name).is_dir()
+    for addon in (ROOT / "addons").glob("*/__init__.py"):
+        assert any((TESTS / "addons" / addon.parent.name).glob("test_*.py")), addon
+
+
+def test_the_first_line_of_an_addon_names_its_page() -> None:
+    for file in (ROOT / "addons").glob("*/__init__.py"):
+        first = file.read_text(encoding="utf-8").partition("\n")[0]
+        page = first.rpartition("; ")[2].removesuffix('."""')
+        assert page.startswith("docs/"), first
+        assert (ROOT / page).is_file(), first

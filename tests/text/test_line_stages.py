@@ -1,0 +1,59 @@
+"""Line stages: their order, phrases, counts, and add-ons that are not installed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from seqgen.config import GenerationConfig
+from seqgen.registry import MissingAddonError
+from seqgen.text import line_stages
+from seqgen.text.input_line import InputLine
+from seqgen.text.line_stages import LINE_STAGES, LineOrder, LineStage, register_line_stage, summaries
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from tests.text_models import text_model
+
+
+def test_stages_run_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LINE_STAGES, "_entries", {})
+
+    @register_line_stage("a")
+    class Demand(LineStage):
+        order = LineOrder.PHRASES
+
+        def read(self, line: InputLine) -> InputLine:
+            return line.demanding(["w9"]).with_extra("read", line.text)
+
+        def write(self, line: InputLine, translation: Translation) -> Translation:
+            return translation.with_extra("read", line.extras["read"])
+
+    @register_line_stage("b")
+    class Change(LineStage):
+        order = LineOrder.TEXT
+        key = "constraints"
+
+        def read(self, line: InputLine) -> InputLine:
+            return replace(line, text="w5 w6")
+
+        def counts(self, translation: Translation) -> Counter[str]:
+            return Counter(lines=1)
+
+        @classmethod
+        def summary(cls, sums: object) -> str:
+            return f"counted {sums}"
+
+    (found,) = Translator(text_model(), beam=3, max_len_b=10).translate(["w1\tw8"], constraints="unordered")
+    assert (found.read, found.source, found.constraints) == ("w5 w6", "w5 w6", ["w8", "w9"])
+    assert {"w8", "w9"} <= {*found.text.split()}
+    assert summaries(GenerationConfig(constraints="ordered"), {"b.lines": 2}) == [f"counted {Counter(lines=2)}"]
+    assert summaries(GenerationConfig(), {}) == []
+
+
+def test_a_stage_of_a_missing_add_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_stages, "_DECLARED", {"glossary": "seqgen.addons.absent.stage"})
+    message = "^generation.glossary belongs to the add-on absent, which is not installed$"
+    with pytest.raises(MissingAddonError, match=message):
+        Translator(text_model()).translate(["w1"], glossary="terms.tsv", beam=2)
