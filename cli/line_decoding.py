@@ -17,14 +17,14 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import FILES
 from seqgen.config.settings import Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.table import is_table
 from seqgen.data.tokenizers.base import SPACE
-from seqgen.system.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 from seqgen.task import Task
 from seqgen.text.output_formats import wanted_details
 from seqgen.text.results import Translation
@@ -94,7 +94,7 @@ def check_plain_text(**files: Sequence[str]) -> None:
 
 def decoding_files(cfg: GenerateConfig) -> list[str]:
     """The input files that the decoding keys name; empty texts for keys without a file."""
-    return [getattr(cfg.generation, key) for key in keys_with(FILES)]
+    return [getattr(cfg.generation, key) for key in keys_tagged(FILES)]
 
 
 def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
@@ -123,7 +123,7 @@ def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log
     Raises:
         UserError: one cannot be loaded.
     """
-    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
+    with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
         loaded = load_models(cfg.path, device, cfg.reading)
     for text in (text for item in loaded for text in item.notes):
         note(text)
@@ -153,7 +153,7 @@ def prepare_decoding(
         UserError: a model or key cannot be used.
     """
     loaded = load_noted(cfg, device, note)
-    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
+    with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
         part = Settings().with_layer("part", settings_of_part(cfg.dataset, loaded[0].task))
         translator = Translator(loaded, settings=part, **given)
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)

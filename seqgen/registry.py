@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
-from seqgen.core.contract import origin
+from seqgen.core.contract import defined_in
 from seqgen.core.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=type)
@@ -44,9 +44,9 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def origin(self) -> str:
+    def defined_in(self) -> str:
         """Where it is defined, as ``FILE:LINE``."""
-        return origin(self.component)
+        return defined_in(self.component)
 
     @property
     def is_user_own(self) -> bool:

@@ -353,7 +353,7 @@ class Replay(Search):
 def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     """Generating each hypothesis again, without other beams, gives the same scores."""
     strategy = subject.generator().setup.search
-    needs(not strategy.own_scores, "the search strategy changes scores on purpose: own_scores is set")
+    needs(not strategy.changes_scores, "the search strategy changes scores on purpose: changes_scores is set")
     results = subject.decode(subject.batch())
     places = [(row, beam) for row, hypotheses in enumerate(results) for beam in range(len(hypotheses))]
     needs(places, "the processor allows no output")
@@ -477,7 +477,7 @@ COMPONENT_ADVICE: Advice[Decoding] = {
     "candidates are continuations": _FIRST_STEP,
     "hypotheses differ": _FIRST_STEP,
     "scores are the model's": (
-        "the scores of candidates are not scores + lprobs; return these sums, or set own_scores if a penalty is "
+        "the scores of candidates are not scores + lprobs; return these sums, or set changes_scores if a penalty is "
         "intended"
     ),
     "hypotheses end, are sorted": "hypotheses do not end, or are not sorted; see the method finished",

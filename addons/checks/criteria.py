@@ -29,7 +29,7 @@ from seqgen.addons.checks.checking import (
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import Ids
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import KEEPS_SCORES
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, tensors_in
@@ -267,7 +267,7 @@ def _decoding(subject: Training) -> SequenceCriterion:
 
 def decoding_equals_rescoring(subject: Training) -> None:
     """In evaluation and beam search, the log-probability of each token is the same in ``decode`` and in ``rescore``."""
-    criterion, batch, kept = _decoding(subject), subject.batch(), set(keys_with(KEEPS_SCORES)) - {"seed"}
+    criterion, batch, kept = _decoding(subject), subject.batch(), set(keys_tagged(KEEPS_SCORES)) - {"seed"}
     plain = {name: getattr(criterion.cfg.decode, name) for name in kept}  # others change the scores of decoding
     beam_search = copy.copy(criterion)
     beam_search.cfg = replace(criterion.cfg, decode=GenerationConfig(**plain), token_loss=0.0)

@@ -18,7 +18,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.errors import DecodingError
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.scores import Scores
-from seqgen.core.search import chosen
+from seqgen.core.search import choose_candidates
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Batch, Hypothesis
@@ -29,7 +29,7 @@ class _CheckedSession(Session):
 
     def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Session.choose``."""
-        found = chosen(self.search, context, scores)
+        found = choose_candidates(self.search, context, scores)
         _check_candidates(found, scores, self, context.step)
         return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
 
@@ -81,7 +81,7 @@ def _refuse(wrong: Tensor, what: str, step: int) -> None:
 def scores_are_the_models(subject: Decoding) -> None:
     """The score of each token is its log-probability by teacher forcing, over the tokens that are allowed."""
     search = subject.generator().setup.search
-    needs(not search.own_scores, "the strategy changes scores on purpose: own_scores is set")
+    needs(not search.changes_scores, "the strategy changes scores on purpose: changes_scores is set")
     needs(len(subject.models) == 1, "an ensemble has no parallel pass")
     try:
         _compare_with_model(subject)

@@ -32,7 +32,7 @@ from seqgen.cli.line_decoding import (
 )
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
-from seqgen.config import SPEED, GenerateConfig, keys_with
+from seqgen.config import SPEED, GenerateConfig, keys_tagged
 from seqgen.data.text import is_pipe
 from seqgen.data.token_store import available_cores
 from seqgen.extend import (
@@ -182,7 +182,7 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         group, _, name = key.partition(".")
         if group not in ("generation", "debug"):
             settings[key] = str(value)
-        elif name not in keys_with(SPEED):
+        elif name not in keys_tagged(SPEED):
             settings[key] = value
     return settings
 

@@ -132,7 +132,7 @@ class BestFirstSession:
         self.search.expansions += len(prefixes)
         context, scores = session.score(session.backpointers.length)
         found = session.choose(context, scores)
-        session.needs_another_step(found, context.step)  # raises where a score is NaN
+        session.update_done(found, context.step)  # raises where a score is NaN
         if bool((found.scores > session.scores + 1e-4).any()):
             raise ConfigError("search=best_first_beam needs scores that only fall; choose search=beam")
         values = [each.tolist() for each in (found.tokens, found.scores, session.ended(found, context))]

@@ -83,7 +83,7 @@ class BilevelSearch(BeamSearch):
     """
 
     needs = frozenset({MEMBER_LOGITS})
-    processes_itself = True  # each member's scores are processed before it chooses: no vote for a forbidden token
+    applies_processors = True  # each member's scores are processed before it chooses: no vote for a forbidden token
     session_class = BilevelSession
 
     def __init__(self, lower_beam: int = 0):

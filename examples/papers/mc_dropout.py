@@ -139,7 +139,7 @@ class McDropout(BeamSearch):
         rate: the dropout probability; 0 for those of training.
     """
 
-    own_scores = True  # those of the models with dropout
+    changes_scores = True  # those of the models with dropout
     session_class = DropoutSession
 
     def __init__(self, seed: int = 1, rate: float = 0.0):

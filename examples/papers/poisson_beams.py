@@ -102,7 +102,7 @@ class PoissonBeamsConfig:
 class PoissonBeams(RandomSearch):
     """Samples the beams of each step without replacement; see above."""
 
-    own_scores = True  # those of hypotheses are weights
+    changes_scores = True  # those of hypotheses are weights
     sentence_state = ("ids", "lprobs", "included")
     lprobs = included = torch.zeros(0, 0)  # (sentences, beam) float64, log p and log pi of each place
 

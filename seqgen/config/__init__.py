@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         SINGLE_COMPONENTS as SINGLE_COMPONENTS,
         DebugConfig as DebugConfig,
         GenerationConfig as GenerationConfig,
-        keys_with as keys_with,
+        keys_tagged as keys_tagged,
     )
     from seqgen.config.options import (
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
-from seqgen.config.generation import GenerationConfig, Options, keys_with
+from seqgen.config.generation import GenerationConfig, Options, keys_tagged
 from seqgen.config.keys import types_of
 from seqgen.config.values import DEFAULTS
-from seqgen.core.contract import origin
+from seqgen.core.contract import defined_in
 from seqgen.core.errors import ConfigError
 
 C = TypeVar("C", bound=type)
@@ -34,7 +34,7 @@ def register_options(group: str) -> Callable[[C], C]:
         raise ConfigError(f"register_options({group!r}): only the group 'generation' can be extended")
 
     def decorator(options: C) -> C:
-        where = f"{options.__name__} ({origin(options)})"
+        where = f"{options.__name__} ({defined_in(options)})"
         declared = fields(options) if is_dataclass(options) else ()
         if not declared or not all("help" in each.metadata for each in declared):
             raise ConfigError(f"{where} must be a dataclass whose fields are declared by option(...)")
@@ -44,7 +44,7 @@ def register_options(group: str) -> Callable[[C], C]:
         Options.__bases__ = (options, *Options.__bases__)
         for schema in _schemas(GenerationConfig):
             _decorate_again(schema)
-        keys_with.cache_clear()
+        keys_tagged.cache_clear()
         types_of.cache_clear()
         DEFAULTS.update(vars(GenerationConfig()))
         return options

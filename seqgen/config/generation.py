@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from seqgen.config.options import CALL, CONSTRAINS, Facts, option
+from seqgen.config.options import CALL, CONSTRAINS, Tags, option
 from seqgen.core.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, import_declared
 
@@ -109,9 +109,9 @@ class GenerationConfig(Options):
         """True if outputs must contain phrases."""
         return self.uses(CONSTRAINS)
 
-    def uses(self, facts: Facts) -> bool:
+    def uses(self, facts: Tags) -> bool:
         """True if a key that has one of the facts has not its default."""
-        return any(getattr(self, key) != getattr(GenerationConfig, key, []) for key in keys_with(facts))
+        return any(getattr(self, key) != getattr(GenerationConfig, key, []) for key in keys_tagged(facts))
 
     @property
     def uses_seed(self) -> bool:
@@ -165,7 +165,7 @@ SINGLE_COMPONENTS = tuple(
 
 
 @functools.cache
-def keys_with(facts: Facts) -> tuple[str, ...]:
+def keys_tagged(facts: Tags) -> tuple[str, ...]:
     """The keys of the ``generation`` group that have one of the facts, in the order of their declaration."""
     return tuple(field.name for field in fields(GenerationConfig) if field.metadata.get("facts", CALL) & facts)
 

@@ -13,45 +13,45 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 DEFAULT_COMBINATION = "probability"
 """The combination of the members of an ensemble if none is named."""
 
-Facts: TypeAlias = frozenset[str]
+Tags: TypeAlias = frozenset[str]
 """The meaning of a key of the ``generation`` group to the rest of the program: a union of the constants below."""
 
-MODEL: Facts = frozenset({"MODEL"})
+MODEL: Tags = frozenset({"MODEL"})
 """A model may have a setting, which applies where the user gives none."""
-CALL: Facts = frozenset({"CALL"})
+CALL: Tags = frozenset({"CALL"})
 """Chosen for each decode."""
-INPUT: Facts = frozenset({"INPUT"})
+INPUT: Tags = frozenset({"INPUT"})
 """Determines how input lines are read."""
-FILES: Facts = frozenset({"FILES"})
+FILES: Tags = frozenset({"FILES"})
 """Names a file."""
-SPEED: Facts = frozenset({"SPEED"})
+SPEED: Tags = frozenset({"SPEED"})
 """Changes speed and memory, not outputs."""
 SCOPES = MODEL | CALL | INPUT | FILES | SPEED
 """The facts that say whose key it is; each key has one of them."""
 
-ENSEMBLE: Facts = frozenset({"ENSEMBLE"})
+ENSEMBLE: Tags = frozenset({"ENSEMBLE"})
 """Combines several models."""
-STRATEGY: Facts = frozenset({"STRATEGY"})
+STRATEGY: Tags = frozenset({"STRATEGY"})
 """Chooses or configures a built-in search strategy."""
-WARPER: Facts = frozenset({"WARPER"})
+WARPER: Tags = frozenset({"WARPER"})
 """Truncates the distribution before a token is drawn."""
-KEEPS_SCORES: Facts = frozenset({"KEEPS_SCORES"})
+KEEPS_SCORES: Tags = frozenset({"KEEPS_SCORES"})
 """Does not change the log-probabilities of tokens."""
-KEEPS_CONFIDENCE: Facts = frozenset({"KEEPS_CONFIDENCE"})
+KEEPS_CONFIDENCE: Tags = frozenset({"KEEPS_CONFIDENCE"})
 """The probability that an output is good enough does not depend on it."""
-ACROSS_VOCABULARIES: Facts = frozenset({"ACROSS_VOCABULARIES"})
+ACROSS_VOCABULARIES: Tags = frozenset({"ACROSS_VOCABULARIES"})
 """Can be used with members that have different target vocabularies."""
-NOT_IN_TRAINING: Facts = frozenset({"NOT_IN_TRAINING"})
+NOT_IN_TRAINING: Tags = frozenset({"NOT_IN_TRAINING"})
 """Has no effect in a criterion that decodes."""
-SCORES_TARGETS: Facts = frozenset({"SCORES_TARGETS"})
+SCORES_TARGETS: Tags = frozenset({"SCORES_TARGETS"})
 """Has an effect on the scores of known targets."""
-CONSTRAINS: Facts = frozenset({"CONSTRAINS"})
+CONSTRAINS: Tags = frozenset({"CONSTRAINS"})
 """Demands phrases in the outputs."""
-WHOLE_LINE: Facts = frozenset({"WHOLE_LINE"})
+WHOLE_LINE: Tags = frozenset({"WHOLE_LINE"})
 """Is about a whole line of input, which is then not split."""
 
 
-class Need(NamedTuple):
+class Requirement(NamedTuple):
     """A requirement of a key on the other keys, which applies if the key is given.
 
     Attributes:
@@ -62,16 +62,16 @@ class Need(NamedTuple):
 
     met: Callable[[Any], object]
     sentence: str
-    keys: Facts = frozenset()
+    keys: Tags = frozenset()
 
 
 CONSTRAINED = (
-    Need(
+    Requirement(
         lambda cfg: not cfg.uses(WARPER),
         "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
         "keys that truncate the distribution forbid them; remove these keys",
     ),
-    Need(
+    Requirement(
         lambda cfg: cfg.beam > 1,
         "with one beam would begin every output with the phrases; set generation.beam to 2 or more",
     ),
@@ -133,7 +133,7 @@ def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def decoding_key(
-    default: Any, help: str, facts: Facts, *needs: Need, limit_from_files: float | None = None, **declaration: Any
+    default: Any, help: str, facts: Tags, *needs: Requirement, limit_from_files: float | None = None, **declaration: Any
 ) -> Any:
     """Declare a key of the ``generation`` group.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from seqgen.config.generation import DebugConfig, GenerationConfig, keys_with
+from seqgen.config.generation import DebugConfig, GenerationConfig, keys_tagged
 from seqgen.config.options import ENSEMBLE
 from seqgen.config.values import DEFAULTS, split_argument
 from seqgen.registry import DECODING_COMPONENTS
@@ -144,7 +144,7 @@ class ResolvedSettings:
         cfg = self.generation
         prefixes = ("combination.", "source.")
         of_components = {key: value for key, value in cfg.components.items() if key.startswith(prefixes)}
-        found = {key: getattr(cfg, key) for key in keys_with(ENSEMBLE)} | of_components
+        found = {key: getattr(cfg, key) for key in keys_tagged(ENSEMBLE)} | of_components
         if "combination" in self.objects:
             found["combination"] = self.objects["combination"]
         if specs := self.objects.get("members"):

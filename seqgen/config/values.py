@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
-from seqgen.config.options import Need
+from seqgen.config.options import Requirement
 from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -137,9 +137,9 @@ def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator
                 yield field.name, sentence_of(need)
 
 
-def sentence_of(need: Need) -> str:
+def sentence_of(need: Requirement) -> str:
     """The error message of a requirement, with the names of the keys that it speaks of."""
-    *names, last = (f"generation.{key}" for key in keys_with(need.keys)) if need.keys else [""]
+    *names, last = (f"generation.{key}" for key in keys_tagged(need.keys)) if need.keys else [""]
     return need.sentence.replace("{keys}", f"{', '.join(names)} and {last}" if names else last)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqgen.core.component import Component
 from seqgen.core.context import StepContext
-from seqgen.core.contract import Flags, returned_tensor
+from seqgen.core.contract import Flags, check_returned_tensor
 from seqgen.core.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ def combine(combination: Combination, lprobs: Sequence[Tensor], context: StepCon
     """Call a combination, and check what it returns; see ``Combination.__call__``."""
     found, like = combination(lprobs, context), lprobs[0]
     dtype = found.dtype if getattr(found, "dtype", None) in {scores.dtype for scores in lprobs} else like.dtype
-    return returned_tensor(combination, "__call__", found, like.shape, dtype, like.device)
+    return check_returned_tensor(combination, "__call__", found, like.shape, dtype, like.device)
 
 
 class Mean(Combination):

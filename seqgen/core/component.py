@@ -29,7 +29,7 @@ from torch import Tensor
 
 from seqgen.core.backpointers import CONTINUATION
 from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.contract import Flagged, origin, returned, returned_tensor, violated
+from seqgen.core.contract import Flagged, check_returned, check_returned_tensor, contract_error, defined_in
 from seqgen.core.errors import ConfigError, DecodingError, nearest
 from seqgen.core.structures import map_tensors
 
@@ -158,10 +158,10 @@ class Component(Flagged):
         super().__init_subclass__(**kwargs)
         for name in ("needs", "sentence_state", "beam_state"):
             if isinstance(given := getattr(cls, name), str):
-                raise ConfigError(f"{origin(cls)}: {cls.__name__}.{name} is the text {given!r}; write {[given]}")
+                raise ConfigError(f"{defined_in(cls)}: {cls.__name__}.{name} is the text {given!r}; write {[given]}")
         if not isinstance(cls.needs, property) and (unknown := sorted(map(str, {*cls.needs} - {*NEEDS}))):
             raise ConfigError(
-                f"{origin(cls)}: {cls.__name__}.needs has {unknown[0]!r}, which nothing "
+                f"{defined_in(cls)}: {cls.__name__}.needs has {unknown[0]!r}, which nothing "
                 f"computes{nearest(unknown[0], NEEDS)}; the needs are {', '.join(NEEDS)}"
             )
 
@@ -241,7 +241,7 @@ class Composite(Component):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``."""
-        return self._with([begun(part, batch) for part in self.parts])
+        return self._with([begin_component(part, batch) for part in self.parts])
 
     def advance(self, active: Candidates) -> None:
         """See ``Component.advance``."""
@@ -278,7 +278,7 @@ def flattened(components: Iterable[Component]) -> Iterator[Component]:
 C = TypeVar("C", bound=Component)
 
 
-def begun(component: C, batch: BatchInfo) -> C:
+def begin_component(component: C, batch: BatchInfo) -> C:
     """Prepare a component for a batch, and check the tensors that it names as its state.
 
     Args:
@@ -291,7 +291,7 @@ def begun(component: C, batch: BatchInfo) -> C:
     Raises:
         DecodingError: that is no component, or a tensor of its state is missing or has another shape.
     """
-    found: C = returned(component, "begin", component.begin(batch), Component)  # type: ignore[assignment]
+    found: C = check_returned(component, "begin", component.begin(batch), Component)  # type: ignore[assignment]
     of_sentences = dict.fromkeys(found.sentence_state, (batch.num_sentences,))
     for name, shape in (of_sentences | dict.fromkeys(found.beam_state, (batch.num_sentences, batch.beam_size))).items():
         value = getattr(found, name, None)
@@ -299,7 +299,7 @@ def begun(component: C, batch: BatchInfo) -> C:
             given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             sizes = ", ".join(map(str, shape))
             wrong = f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}"
-            raise violated(found, "begin", wrong)
+            raise contract_error(found, "begin", wrong)
     return found
 
 
@@ -325,15 +325,17 @@ def fields_of(
     """
     found: dict[str, Tensor] = {}
     for one in with_fields(components):
-        fields: Mapping[str, Tensor] = returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        fields: Mapping[str, Tensor] = check_returned(
+            one, "token_fields", one.token_fields(candidates, context), Mapping
+        )
         for name, value in fields.items():
             if name in found:
                 raise ConfigError(
                     f"{type(one).__name__} and another component have a field {name!r}; remove one of them"
                 )
-            like = known[name][:, 0] if name in known else returned(one, "token_fields", value, Tensor)
+            like = known[name][:, 0] if name in known else check_returned(one, "token_fields", value, Tensor)
             shape, device = (*candidates.tokens.shape, *like.shape[2:]), candidates.tokens.device
-            found[name] = returned_tensor(one, "token_fields", value, shape, like.dtype, device, f"{name} ")
+            found[name] = check_returned_tensor(one, "token_fields", value, shape, like.dtype, device, f"{name} ")
     if known and (other := sorted({*found} ^ {*known} - {CONTINUATION})):
         raise DecodingError(f"the field {other[0]!r} is missing at some steps; its token_fields must always return it")
     return found

@@ -23,7 +23,7 @@ SIMILARITY = 0.85
 """Names at least this similar (``difflib.SequenceMatcher.ratio``) are taken for misspelt: one letter of seven."""
 
 FORMER = {
-    "adjusts_scores": "own_scores",
+    "adjusts_scores": "changes_scores",
     "independent_rows": "continues_each_beam",
     "takes_constraints": "enforces_constraints",
 }
@@ -45,7 +45,7 @@ class Hooked:
                 for name, hook in misspelt(cls)
             ]
             if wrong:
-                raise ConfigError(f"{origin(cls)}: {'; '.join(wrong)}")
+                raise ConfigError(f"{defined_in(cls)}: {'; '.join(wrong)}")
 
 
 def misspelt(cls: type) -> Iterator[tuple[str, str]]:
@@ -66,7 +66,7 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
             yield name, near[0]
 
 
-def origin(cls: Any) -> str:
+def defined_in(cls: Any) -> str:
     """The place where a class or function is defined, as ``FILE:LINE``."""
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
@@ -128,7 +128,7 @@ class ContractError(DecodingError):
     """A component does not return what its base class says."""
 
 
-def returned(owner: Any, method: str, value: Any, kind: Callable[..., T]) -> T:
+def check_returned(owner: Any, method: str, value: Any, kind: Callable[..., T]) -> T:
     """Check the type of what a method of a component returns.
 
     Args:
@@ -146,12 +146,12 @@ def returned(owner: Any, method: str, value: Any, kind: Callable[..., T]) -> T:
     expected: Any = kind
     if not isinstance(value, expected):
         given = "None; is a return missing?" if value is None else f"a {type(value).__name__}"
-        raise violated(owner, method, f"must return a {expected.__name__} and returns {given}")
+        raise contract_error(owner, method, f"must return a {expected.__name__} and returns {given}")
     found: T = value
     return found
 
 
-def returned_tensor(
+def check_returned_tensor(
     owner: Any,
     method: str,
     value: Any,
@@ -160,12 +160,12 @@ def returned_tensor(
     device: torch.device,
     name: str = "",
 ) -> Tensor:
-    """Check a tensor that a method of a component returns; see ``returned``.
+    """Check a tensor that a method of a component returns; see ``check_returned``.
 
     Args:
-        owner: see ``returned``.
-        method: see ``returned``.
-        value: see ``returned``.
+        owner: see ``check_returned``.
+        method: see ``check_returned``.
+        value: see ``check_returned``.
         shape: the shape that it must have; -1 for a dimension of any size.
         dtype: likewise; ``None`` for any floating-point dtype.
         device: likewise.
@@ -176,7 +176,7 @@ def returned_tensor(
     """
     from torch import Tensor
 
-    found = returned(owner, method, value, Tensor)
+    found = check_returned(owner, method, value, Tensor)
     if (found.shape, found.dtype, found.device) == (shape, dtype, device):
         return found
     sizes = tuple(own if size == -1 else size for own, size in zip(found.shape, shape, strict=False))
@@ -184,18 +184,18 @@ def returned_tensor(
     if (found.shape, found.device) != (sizes, device) or len(sizes) != len(shape) or not right_dtype:
         kind, wanted = dtype or "a floating-point dtype", str(tuple(shape)).replace("-1", "any")
         given = f"{tuple(found.shape)} of {found.dtype} on {found.device}"
-        raise violated(owner, method, f"must return {name}{wanted} of {kind} on {device} and returns {given}")
+        raise contract_error(owner, method, f"must return {name}{wanted} of {kind} on {device} and returns {given}")
     return found
 
 
-def violated(owner: Any, method: str, what: str) -> ContractError:
+def contract_error(owner: Any, method: str, what: str) -> ContractError:
     """The error for a method that does not return what it should.
 
     Args:
-        owner: see ``returned``.
-        method: see ``returned``.
+        owner: see ``check_returned``.
+        method: see ``check_returned``.
         what: what it must return, and what it returns.
     """
     named = owner if inspect.isroutine(owner) or isinstance(owner, type) else type(owner)
     called = named.__name__ if method == "__call__" else f"{named.__name__}.{method}"
-    return ContractError(f"{called} ({origin(named)}) {what}")
+    return ContractError(f"{called} ({defined_in(named)}) {what}")

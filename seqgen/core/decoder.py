@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from seqgen.core.contract import Flagged, Flags, returned
+from seqgen.core.contract import Flagged, Flags, check_returned
 from seqgen.core.errors import DecodingError
 from seqgen.core.incremental_state import (
     IncrementalState,
@@ -54,7 +54,7 @@ class Decoder(nn.Module, Flagged):
             Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not requested or not available.
         """
         found = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
-        features, attention = found if type(found) is tuple else returned(self, "extract_features", found, tuple)
+        features, attention = found if type(found) is tuple else check_returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(
@@ -253,7 +253,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             Logits ``(N, new positions, V)``, and attention, ``(N, new positions, S)`` or ``None``.
         """
         found = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention=need_attention)
-        features, attention = found if type(found) is tuple else returned(self, "extract_features", found, tuple)
+        features, attention = found if type(found) is tuple else check_returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(
@@ -467,7 +467,7 @@ def _change(
     for key in list(incremental_state if keys is None else keys):
         owner = _owner(key)
         changed = getattr(owner, method)(incremental_state[key], *arguments)
-        incremental_state[key] = changed if type(changed) is dict else returned(owner, method, changed, dict)
+        incremental_state[key] = changed if type(changed) is dict else check_returned(owner, method, changed, dict)
 
 
 def _owner(key: Any) -> StatefulModule:

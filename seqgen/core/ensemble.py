@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.combinations import Combination, ProbabilityMean
-from seqgen.core.contract import returned, violated
+from seqgen.core.contract import check_returned, contract_error
 from seqgen.core.errors import ConfigError
 from seqgen.core.member import INPUT, MemberSpec, ModelOrMember
 from seqgen.core.model import EncoderDecoderModel
@@ -30,9 +30,9 @@ class Ensemble:
         self.members = [item if isinstance(item, MemberSpec) else MemberSpec(item) for item in members]
         self.combination = combination or ProbabilityMean()
         weights = self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
-        if len(returned(self.combination, "attention_weights", weights, Sequence)) != len(self.members):
+        if len(check_returned(self.combination, "attention_weights", weights, Sequence)) != len(self.members):
             what = f"must return a weight for each of {len(self.members)} members and returns {weights}"
-            raise violated(self.combination, "attention_weights", what)
+            raise contract_error(self.combination, "attention_weights", what)
 
     @property
     def models(self) -> list[EncoderDecoderModel]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS
-from seqgen.core.contract import returned, returned_tensor
+from seqgen.core.contract import check_returned, check_returned_tensor
 from seqgen.core.decoder import Decoder, IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
@@ -74,7 +74,7 @@ ModelOrMember: TypeAlias = EncoderDecoderModel | MemberSpec
 
 @dataclass(frozen=True)
 class MemberOutput:
-    """The output of a member for the newest token of each row; ``decoded`` returns ``(rows, T, ...)``.
+    """The output of a member for the newest token of each row; ``run_decoder`` returns ``(rows, T, ...)``.
 
     Attributes:
         logits: ``(rows, V)``.
@@ -111,17 +111,17 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
     """
     if source.encoder_out is not None:
         return source.encoder_out
-    output = returned(encoder, "forward", encoder(source.src_tokens, source.src_lengths), EncoderOut)
+    output = check_returned(encoder, "forward", encoder(source.src_tokens, source.src_lengths), EncoderOut)
     rows, on = len(source.src_tokens), source.src_tokens.device
-    features, mask = returned(encoder, "forward", output.encoder_out, Tensor), output.encoder_padding_mask
-    returned_tensor(encoder, "forward", features, (rows, *features.shape[1:]), features.dtype, on, "encoder_out ")
+    features, mask = check_returned(encoder, "forward", output.encoder_out, Tensor), output.encoder_padding_mask
+    check_returned_tensor(encoder, "forward", features, (rows, *features.shape[1:]), features.dtype, on, "encoder_out ")
     if mask is not None:
         shape = rows, features.size(1)
-        returned_tensor(encoder, "forward", mask, shape, torch.bool, on, "encoder_padding_mask ")
+        check_returned_tensor(encoder, "forward", mask, shape, torch.bool, on, "encoder_padding_mask ")
     return output
 
 
-def decoded(
+def run_decoder(
     decoder: Any,
     tokens: Tensor,
     encoder_out: EncoderOut,
@@ -146,10 +146,12 @@ def decoded(
     with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
         if FEATURES not in needs and output_layer is None:
             found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
-            logits, attention = found if type(found) is DecoderOut else returned(decoder, "forward", found, DecoderOut)
+            logits, attention = (
+                found if type(found) is DecoderOut else check_returned(decoder, "forward", found, DecoderOut)
+            )
             return MemberOutput(logits, attention, None, layers)
         found = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
-        features, attention = returned(decoder, "extract_features", found, tuple)
+        features, attention = check_returned(decoder, "extract_features", found, tuple)
         return MemberOutput((output_layer or decoder.output_layer)(features), attention, features, layers)
 
 
@@ -222,7 +224,7 @@ class Member:
         """Run the decoder; see ``next_output``."""
         state = {} if self.state is None else {"incremental_state": self.state}
         with self.computing():
-            return decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
+            return run_decoder(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.core.component import Component
 from seqgen.core.context import StepContext
-from seqgen.core.contract import Flags, returned_tensor
+from seqgen.core.contract import Flags, check_returned_tensor
 
 
 class LogitsProcessor(Component):
@@ -85,7 +85,7 @@ def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: St
     like = lprobs.shape, lprobs.dtype, lprobs.device
     for processor in processors:
         lprobs = processor(lprobs, context)
-        returned_tensor(processor, "__call__", lprobs, *like)
+        check_returned_tensor(processor, "__call__", lprobs, *like)
         if context.watch is not None:
             context.watch(processor, lprobs)
     return lprobs

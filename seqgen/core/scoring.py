@@ -19,10 +19,10 @@ from seqgen.core.component import (
     MEMBER_LPROBS,
     BatchInfo,
     Composite,
-    begun,
+    begin_component,
 )
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
-from seqgen.core.contract import returned_tensor
+from seqgen.core.contract import check_returned_tensor
 from seqgen.core.errors import ConfigError
 from seqgen.core.member import Member, MemberOutput
 from seqgen.core.observers import Forbidden
@@ -53,9 +53,9 @@ class Scoring(Composite):
 
     def __init__(self, setup: DecodingSetup, batch: BatchInfo):
         self.setup, ensemble, search = setup, setup.ensemble, setup.search
-        self.parts = [begun(part, batch) for part in (ensemble.combination, *setup.processors)]
+        self.parts = [begin_component(part, batch) for part in (ensemble.combination, *setup.processors)]
         self.num_tokens = setup.vocab_size
-        self.narrows = setup.fast.narrowed_scores and batch.prefix_tokens is None and not search.processes_itself
+        self.narrows = setup.fast.narrowed_scores and batch.prefix_tokens is None and not search.applies_processors
         single = len(ensemble.members) == 1 and ensemble.combination.keeps_single
         self.processes_logits = single and setup.rules.processes_logits(search)
         self.adds_logits = (
@@ -126,9 +126,11 @@ class Scoring(Composite):
             model = spec.model
             owner: Any = model if model.adjusts_logits else model.decoder
             method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
-            returned_tensor(owner, method, out.logits, (rows, self.num_tokens), None, on, "the newest logits ")
+            check_returned_tensor(owner, method, out.logits, (rows, self.num_tokens), None, on, "the newest logits ")
             if out.attention is not None:
-                returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
+                check_returned_tensor(
+                    model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention "
+                )
 
     def _layer_logits(self, output: MemberOutput) -> LayerLogits:
         """The logits of each layer; a session that does not record layers cannot compute them."""
@@ -188,7 +190,7 @@ class Scoring(Composite):
         each = []
         for spec, values in zip(self.setup.ensemble.members, logits, strict=True):
             found, like = spec.model.get_normalized_probs(values), (tuple(values.shape), values.dtype, values.device)
-            each.append(returned_tensor(spec.model, "get_normalized_probs", found, *like))
+            each.append(check_returned_tensor(spec.model, "get_normalized_probs", found, *like))
         lprobs = combine(self.combination, each, context)
         if MEMBER_LPROBS not in self.setup.needs:
             return context, lprobs
@@ -202,7 +204,7 @@ class Scoring(Composite):
         """Apply the logits processors to ``(rows, W)`` scores, whose log-sum-exp ``(rows, 1)`` may be known."""
         if FORBIDDEN in self.setup.needs:
             context = replace(context, watch=Forbidden(lprobs, 2 * context.rows_per_sentence, log_sum))
-        if not self.setup.search.processes_itself:
+        if not self.setup.search.applies_processors:
             return context, apply_all(self.processors, lprobs, context)
 
         def process(scores: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from seqgen.core.candidates import Candidates
 from seqgen.core.component import BatchInfo, Component, Phrases
 from seqgen.core.context import StepContext
-from seqgen.core.contract import Flags, returned, returned_tensor, violated
+from seqgen.core.contract import Flags, check_returned, check_returned_tensor, contract_error
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import FinishedHypotheses, Ranking
 from seqgen.core.scores import Scores
@@ -45,7 +45,7 @@ class Search(Component):
     """True if ``step`` draws one token for each beam from the scores by ``RandomSearch.uniforms``. Speculative decoding
     then verifies the drafts of a model by rejection sampling."""
 
-    processes_itself: bool = False
+    applies_processors: bool = False
     """True if ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
 
     enforces_constraints: bool = False
@@ -55,7 +55,7 @@ class Search(Component):
     """Number of groups of beams that do not compete with each other: beam and candidate ``i`` belong to group
     ``i % groups``."""
 
-    own_scores: bool = False
+    changes_scores: bool = False
     """True if the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
     Decoding does not read it; ``seqgen-check`` compares the scores with those of the model unless it is true."""
 
@@ -145,21 +145,23 @@ class Search(Component):
         raise NotImplementedError
 
 
-def chosen(search: Search, context: StepContext, scores: Scores) -> Candidates:
+def choose_candidates(search: Search, context: StepContext, scores: Scores) -> Candidates:
     """Call the ``step`` of a strategy, and check the candidates that it returns.
 
     Raises:
         ContractError: they are no ``Candidates``, too few, their tensors have other shapes or dtypes, or, at the first
             step, there is no such token or beam.
     """
-    found = returned(search, "step", search.step(context, scores), Candidates)
+    found = check_returned(search, "step", search.step(context, scores), Candidates)
     live, beams = scores.beams.shape
-    count = returned(search, "step", found.tokens, Tensor).size(-1)
+    count = check_returned(search, "step", found.tokens, Tensor).size(-1)
     if count < beams:
-        raise violated(search, "step", f"must return at least {beams} candidates of each sentence, not {count}")
+        raise contract_error(search, "step", f"must return at least {beams} candidates of each sentence, not {count}")
     dtypes = {"scores": torch.result_type(scores.values, scores.beams), "tokens": torch.int64, "beams": torch.int64}
     for name, dtype in dtypes.items():
-        returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.beams.device, f"{name} ")
+        check_returned_tensor(
+            search, "step", getattr(found, name), (live, count), dtype, scores.beams.device, f"{name} "
+        )
     if context.step == 0:  # only here, because this waits for the device
         sizes, exists = {"tokens": scores.size, "beams": beams}, found.scores > -torch.inf
         wrong = {}
@@ -169,5 +171,5 @@ def chosen(search: Search, context: StepContext, scores: Scores) -> Candidates:
         if bool((wrong["tokens"] | wrong["beams"]).any()):
             name = "tokens" if bool(wrong["tokens"].any()) else "beams"
             bad = int(getattr(found, name)[wrong[name]][0])
-            raise violated(search, "step", f"must return {name} from 0 to {sizes[name] - 1} and returns {bad}")
+            raise contract_error(search, "step", f"must return {name} from 0 to {sizes[name] - 1} and returns {bad}")
     return found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.component import Phrases
-from seqgen.core.contract import returned
+from seqgen.core.contract import check_returned
 from seqgen.core.observers import Observer
 from seqgen.core.search import Search
 from seqgen.core.session import Session
@@ -34,7 +34,7 @@ class SequenceGenerator:
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""
         speakers: list[Search | Observer] = [self.setup.search, *self.setup.observers]
-        return " ".join(filter(None, (returned(one, "summary", one.summary(), str) for one in speakers)))
+        return " ".join(filter(None, (check_returned(one, "summary", one.summary(), str) for one in speakers)))
 
     @torch.inference_mode()
     def generate(

@@ -17,19 +17,19 @@ from seqgen.core.component import (
     LAYER_LOGITS,
     BatchInfo,
     Component,
-    begun,
+    begin_component,
     fields_of,
     flattened,
 )
 from seqgen.core.context import StepContext
-from seqgen.core.contract import is_built_in, returned, returned_tensor
+from seqgen.core.contract import check_returned, check_returned_tensor, is_built_in
 from seqgen.core.errors import DecodingError, listing
 from seqgen.core.finished import Coverage, EachRow, FinishedHypotheses
 from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.core.observers import Forbidden, StepRecord
 from seqgen.core.scores import Scores
 from seqgen.core.scoring import Scoring
-from seqgen.core.search import Search, chosen
+from seqgen.core.search import Search, choose_candidates
 from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Hypothesis, Source, copy_to_cpu, map_tensors, with_forked_attributes
 
@@ -82,11 +82,11 @@ class Session:
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.sentences = batch = self._sentences(sources)
         self.ids, self.live = batch.ids, torch.arange(count, device=device)
-        self.search: Search = begun(setup.search, batch)
+        self.search: Search = begin_component(setup.search, batch)
         self.scoring: Scoring = (setup.scoring or Scoring)(setup, batch)
         self.scoring.attach(self.members)
-        self.stopping = [begun(rule, batch) for rule in setup.stopping]
-        self.observers = [begun(observer, batch) for observer in (*setup.observers, *request.observers)]
+        self.stopping = [begin_component(rule, batch) for rule in setup.stopping]
+        self.observers = [begin_component(observer, batch) for observer in (*setup.observers, *request.observers)]
         self.timed_out: Tensor | None = None
         self.num_done = 0
         self.first_end = int(batch.max_lengths.min())
@@ -160,7 +160,7 @@ class Session:
         """
         setup = self.setup
         if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
-            return returned(self.search, "finished", of_search, FinishedHypotheses)
+            return check_returned(self.search, "finished", of_search, FinishedHypotheses)
         if self.search.continues_each_beam:
             return EachRow(batch, setup.ranking)
         return setup.rules.finished(batch, setup.ranking, setup.early_stopping)
@@ -202,7 +202,7 @@ class Session:
                 fields = fields_of(self.components, given, context, self.backpointers.fields)
             self.backpointers.record_fields(candidates, fields)
         # (5) If enough sentences are done, they leave the batch.
-        if not self.needs_another_step(candidates, step):
+        if not self.update_done(candidates, step):
             return False
         if self.num_done * (_LAZY if self.setup.fast.lazy_compaction else len(self.live)) >= len(self.live):
             active = self.compact(active)
@@ -253,7 +253,7 @@ class Session:
 
     def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
-        candidates = chosen(self.search, context, scores)
+        candidates = choose_candidates(self.search, context, scores)
         alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
         return Candidates(alive, candidates.tokens, candidates.beams)
 
@@ -285,7 +285,7 @@ class Session:
             rows = tokens.flatten(0, 1)[:, 1:]
             for rule in self.stopping:
                 found = rule(rows, of_candidates)
-                returned_tensor(rule, "__call__", found, rows.shape[:1], torch.bool, rows.device)
+                check_returned_tensor(rule, "__call__", found, rows.shape[:1], torch.bool, rows.device)
                 ended |= found.view_as(ended)
             if any(rule.expired for rule in self.stopping):
                 self.timed_out = ~self.sentences.done
@@ -319,7 +319,7 @@ class Session:
                 observer.observe(record)
         return active
 
-    def needs_another_step(self, candidates: Candidates, step: int) -> bool:
+    def update_done(self, candidates: Candidates, step: int) -> bool:
         """True if any sentence is not done. This is the only point of a step that waits for the device."""
         damaged = candidates.scores.isnan()
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
@@ -454,7 +454,7 @@ class Session:
         read = [values.tolist() for values in copy_to_cpu(of_rows)]
         found = self.finished.hypotheses(rows, self.backpointers)
         for sentence, number, timed_out, last_step, hypotheses in zip(*read, found, strict=True):
-            self.results[sentence] = [self.setup.ended(each, last_step, timed_out) for each in hypotheses]
+            self.results[sentence] = [self.setup.with_end_reason(each, last_step, timed_out) for each in hypotheses]
             for observer in self.observers:
                 observer.end(number, self.results[sentence])
         return read[0]

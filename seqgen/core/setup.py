@@ -157,7 +157,7 @@ class DecodingSetup:
         """True if a processor forces the last token of an output of the maximum length."""
         return any(getattr(one, "forces_end", False) for one in flattened(self.processors))
 
-    def ended(self, one: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
+    def with_end_reason(self, one: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
         """The hypothesis with the reason why it ended; ``last_step`` is the step of its maximum length."""
         forced = int(one.tokens[-1]) not in self.end_tokens or (self.forces_end and len(one.tokens) > last_step)
         return replace(one, timed_out=timed_out, forced_end=forced)

@@ -20,7 +20,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Batch, Hypothesis, Source
 from seqgen.modules.bit_exact import INNER, TILE, BitExact, rounded_up
-from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, switched
+from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, apply_switches
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def make_bit_exact(setup: DecodingSetup) -> DecodingSetup:
         stages=[*setup.stages, TilePadding(setup.ensemble, setup.pad)],
         around=[
             *setup.around,
-            lambda _: switched({INPUT_CHOICES: False, KERNEL_CHOICE: False}),
+            lambda _: apply_switches({INPUT_CHOICES: False, KERNEL_CHOICE: False}),
             *([lambda _: BitExact()] if own_loop else []),
         ],
         around_step=[*setup.around_step, *([] if own_loop else [lambda session, phase: BitExact()])],

@@ -12,7 +12,7 @@ import torch
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.core.component import Component
-from seqgen.core.contract import returned
+from seqgen.core.contract import check_returned
 from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import is_id
@@ -123,7 +123,7 @@ def build(
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
     made = entry.component.build(component_config(registry, name, cfg), replace(resources, settings=cfg))
-    return returned(entry.component, "build", made, base)
+    return check_returned(entry.component, "build", made, base)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from seqgen.core.component import LAYER_LOGITS
 from seqgen.core.errors import listing
 from seqgen.core.incremental_state import IncrementalState, leaves, rows_of_sentences
-from seqgen.core.member import Member, MemberOutput, decoded, encode, has_features
+from seqgen.core.member import Member, MemberOutput, encode, has_features, run_decoder
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Source, map_tensors
@@ -177,7 +177,7 @@ class CapturedStep:
             decoder.reorder_beams(state, self._parents)
         tokens = self._tokens.expand(-1, self.shape.window)
         with StepPlan().active():
-            out = decoded(decoder, tokens, self._encoder_out, self.shape.needs, incremental_state=state).at(-1)
+            out = run_decoder(decoder, tokens, self._encoder_out, self.shape.needs, incremental_state=state).at(-1)
         decoder.drop_first(state, 1)
         state.count_down()
         _copy(state, self.state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import FILES, MODEL, WHOLE_LINE, Need, decoding_key
+from seqgen.config.options import FILES, MODEL, WHOLE_LINE, Requirement, decoding_key
 
 
 @dataclass
@@ -22,7 +22,7 @@ class CatalogueOptions:
         False,
         "bound the scores of the outputs that beam search pruned; report for each line whether its list is exact",
         MODEL | WHOLE_LINE,
-        Need(
+        Requirement(
             lambda cfg: not (cfg.mbr or cfg.rerank),
             "certifies the order of scores, which generation.mbr or generation.rerank changes; choose one",
         ),
@@ -32,7 +32,7 @@ class CatalogueOptions:
         "file with target tokens for each source token (made by examples/shortlist.py, or Marian's lex.*.bin); each "
         "output contains only those of its source",
         FILES,
-        Need(
+        Requirement(
             lambda cfg: not cfg.prefix_trie,
             "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
         ),

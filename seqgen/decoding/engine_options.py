@@ -17,17 +17,17 @@ from seqgen.config.options import (
     SCORES_TARGETS,
     SPEED,
     WHOLE_LINE,
-    Need,
+    Requirement,
     decoding_key,
 )
 
-_NORMALIZES = Need(
+_NORMALIZES = Requirement(
     lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; remove one of them"
 )
 LONGEST = 1 << 30
 """Largest limit of the length of an output."""
 
-_LIMITS_LENGTH = Need(
+_LIMITS_LENGTH = Requirement(
     lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; remove one of them"
 )
 
@@ -68,11 +68,11 @@ class LengthOptions:
         "minimum output length, in tokens without end-of-sentence",
         MODEL | ACROSS_VOCABULARIES,
         _LIMITS_LENGTH,
-        Need(
+        Requirement(
             lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
             "is more than generation.max_len allows; decrease it, or increase generation.max_len",
         ),
-        Need(
+        Requirement(
             lambda cfg: cfg.max_len_a > 0 or cfg.match_source_len or cfg.min_len <= cfg.effective_max_len_b,
             "is more than generation.max_len_b allows; decrease it, or increase generation.max_len_b",
         ),
@@ -93,11 +93,11 @@ class LengthOptions:
         "active hypothesis would not score better if it ended now (false) or at any length (never); "
         "semantics=huggingface only",
         MODEL | KEEPS_SCORES,
-        Need(
+        Requirement(
             lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.is_constrained)),
             "determines when enough competing hypotheses have finished, and here none compete; remove it",
         ),
-        Need(
+        Requirement(
             lambda cfg: cfg.semantics == "huggingface",
             "belongs to Hugging Face's rules; set generation.semantics=huggingface, or remove it",
         ),

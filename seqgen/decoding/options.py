@@ -12,12 +12,12 @@ from typing import Any
 
 from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import STRATEGY, WARPER
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
 from seqgen.core.component import with_fields
-from seqgen.core.contract import returned
+from seqgen.core.contract import check_returned
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
@@ -49,7 +49,7 @@ from seqgen.decoding.stopping import stopping_from_config
 from seqgen.decoding.top_tokens import TopTokens
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
-from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, switched
+from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, apply_switches
 
 
 def build_setup(
@@ -103,7 +103,7 @@ def build_setup(
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
     search = rules.search(search)
     search = _with_drafts(search, cfg, draft)
-    beam = returned(search, "rows", search.rows(cfg.beam), int)
+    beam = check_returned(search, "rows", search.rows(cfg.beam), int)
     if cfg.nbest > beam:
         raise ConfigError(
             f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
@@ -166,7 +166,7 @@ def fast_paths(debug: DebugConfig) -> FastPaths:
 def _switches(debug: DebugConfig, setup: DecodingSetup) -> AbstractContextManager[None]:
     """The switches of optimizations that modules read; see ``seqgen/system/switches.py``."""
     measured = debug.kernel_choice == "measured"
-    return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, KERNEL_CHOICE: measured})
+    return apply_switches({PREPACKED_WEIGHTS: debug.prepacked_weights, KERNEL_CHOICE: measured})
 
 
 def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
@@ -217,7 +217,7 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
         DataError: the file of allowed outputs cannot be used.
     """
     makers, neutral = processor_makers(cfg, rules, resources), {**DEFAULTS, "min_len": 0}
-    usual = [key for key in makers if key not in ("temperature", *keys_with(WARPER), "renormalize")]
+    usual = [key for key in makers if key not in ("temperature", *keys_tagged(WARPER), "renormalize")]
 
     def make(*keys: str) -> dict[str, LogitsProcessor]:
         found = {}
@@ -236,7 +236,7 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
     if not cfg.is_stochastic:
         return [*processors, *make("renormalize").values()]
     temperature = () if rules.divides_by_temperature_first else ("temperature",)
-    return [*processors, *make(*temperature, *keys_with(WARPER), "renormalize").values()]
+    return [*processors, *make(*temperature, *keys_tagged(WARPER), "renormalize").values()]
 
 
 def processor_makers(
@@ -308,7 +308,7 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
     """
     ordered = getattr(search, "ordered", None)
     agrees = not search.enforces_constraints or ordered in (None, cfg.constraints == "ordered")
-    for key in keys_with(STRATEGY):
+    for key in keys_tagged(STRATEGY):
         if (value := getattr(cfg, key)) != DEFAULTS[key] and not (key == "constraints" and agrees):
             raise ConfigError(
                 f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "

@@ -13,7 +13,7 @@ from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.compose import parse_components
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import KEEPS_SCORES, MODEL, WARPER
 from seqgen.config.settings import ResolvedSettings, Settings, as_fields
 from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
@@ -29,7 +29,7 @@ TOOLKIT_LENGTH = 20
 
 def settings_of_model(cfg: GenerationConfig) -> dict[str, Any]:
     """The settings in the ``generation`` group of a run that belong to its model: values that are not the defaults."""
-    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key in keys_with(MODEL)}
+    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key in keys_tagged(MODEL)}
 
 
 def check_types(settings: Settings) -> None:
@@ -114,7 +114,7 @@ def _not_contradicting(of_model: Mapping[str, Any], given: Mapping[str, Any]) ->
     taken = {key: value for key, value in of_model.items() if key not in given}
     wanted = _config({**taken, **given})
     if _config(given).is_constrained:  # not every strategy takes constraints, and warpers forbid tokens of phrases
-        taken = {key: value for key, value in taken.items() if key not in ("search", "sampling", *keys_with(WARPER))}
+        taken = {key: value for key, value in taken.items() if key not in ("search", "sampling", *keys_tagged(WARPER))}
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
         taken["min_len"] = wanted.max_len
     while refused := conflicts(taken) & set(taken):
@@ -155,4 +155,4 @@ def _config(values: Mapping[str, Any]) -> GenerationConfig:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """True if the scores of an output may differ from the log-probabilities of the models, or if that is unknown."""
-    return cfg.is_stochastic or bool(restricting(to_dict(cfg)).keys() - set(keys_with(KEEPS_SCORES)))
+    return cfg.is_stochastic or bool(restricting(to_dict(cfg)).keys() - set(keys_tagged(KEEPS_SCORES)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination, combine
-from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begun
+from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begin_component
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError, DecodingError
@@ -22,8 +22,8 @@ from seqgen.core.member import (
     ModelOrMember,
     check_features,
     check_layers,
-    decoded,
     encode,
+    run_decoder,
 )
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, Hypothesis, Source
@@ -166,7 +166,7 @@ class SequenceScorer:
         """The output of a member at all positions, ``(N, T, ...)``."""
         decoder_input = self._decoder_input(model, sample)
         if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
-            return decoded(model.decoder, decoder_input, encode(model.encoder, source), needs)
+            return run_decoder(model.decoder, decoder_input, encode(model.encoder, source), needs)
         out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
         return MemberOutput(out.logits, out.attention)
 
@@ -206,7 +206,7 @@ class SequenceScorer:
             src_padding=source.padding(model.left_pad_source),
             source_texts=sample.texts,
         )
-        combination = begun(self.ensemble.combination, sentences)
+        combination = begin_component(self.ensemble.combination, sentences)
         total, positional = lprobs[0].new_zeros(count, 1), []
         for step in range(target.size(1)):
             context = StepContext(

@@ -26,7 +26,7 @@ from seqgen.core.component import (
     BatchInfo,
     Component,
     Composite,
-    begun,
+    begin_component,
 )
 from seqgen.core.context import StepContext
 from seqgen.core.ensemble import Ensemble
@@ -133,14 +133,14 @@ class ShortlistScoring(Scoring):
 
     def __init__(self, shortlist: Shortlist, in_columns: bool, setup: DecodingSetup, batch: BatchInfo):
         super().__init__(setup, batch)
-        self.parts = [*self.parts, begun(shortlist, batch)]
+        self.parts = [*self.parts, begin_component(shortlist, batch)]
         self.num_tokens = -1
         self.columns: OutputColumns | None = None
         self._in_columns = (
             in_columns
             and batch.prefix_tokens is None  # forced tokens are compared with ids
             and self.combination.takes_columns
-            and not setup.search.processes_itself
+            and not setup.search.applies_processors
             and not setup.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
             and not any(model.adjusts_logits for model in setup.ensemble.models)
             and setup.ensemble.normalizes_by_softmax

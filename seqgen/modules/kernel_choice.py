@@ -68,7 +68,7 @@ def _class_of(rows: int) -> int:
     return one if rows == 1 else few if rows <= 2 * few else many
 
 
-def measured(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[str, float]:
+def time_kernels(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[str, float]:
     """Time kernels with a matrix of ones, or find the times that were measured for the same kind of matrix.
 
     Args:
@@ -105,7 +105,7 @@ def measure_all(threads: int, int8: bool) -> dict[Kind, dict[str, float]]:
     kinds = [(torch.float32, False), (torch.bfloat16, False), *([(torch.float32, True)] if int8 else [])]
     for (dtype, in_integers), rows in itertools.product(kinds, _MEASURED_ROWS):
         kernels = kernels_for(dtype, in_integers)
-        measured([kernel for kernel in kernels if kernel.suits(rows, _MEASURED_INPUTS)], dtype, rows)
+        time_kernels([kernel for kernel in kernels if kernel.suits(rows, _MEASURED_INPUTS)], dtype, rows)
     torch.set_num_threads(before)
     return TIMES
 
@@ -123,7 +123,7 @@ def times(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return found
 
 
-def chosen(kernels: Sequence[Kernel], seconds: Mapping[str, float], arranged: Collection[Any] = ()) -> Kernel:
+def fastest_kernel(kernels: Sequence[Kernel], seconds: Mapping[str, float], arranged: Collection[Any] = ()) -> Kernel:
     """The fastest kernel; of those that are about equally fast, one whose layout is there, or else the first.
 
     Args:
@@ -183,7 +183,7 @@ class MatrixProduct:
         rows = _class_of(rows)
         matrix = self._matrix()
         kernels = [kernel for kernel in self.kernels if kernel.suits(rows, matrix.size(0))]
-        return chosen(kernels, measured(kernels, matrix.dtype, rows), self._layouts)
+        return fastest_kernel(kernels, time_kernels(kernels, matrix.dtype, rows), self._layouts)
 
     def _arranged(self, kernel: Kernel) -> tuple[Multiply, Any]:
         """What multiplies, and the layout that it reads."""
@@ -233,5 +233,5 @@ def _threads(rows: int, available: int) -> int:
     kernels, fastest = [kernel for kernel in kernels_for(torch.float32) if kernel.suits(rows, _MEASURED_INPUTS)], {}
     for threads in (available, 1):
         torch.set_num_threads(threads)
-        fastest[threads] = min(measured(kernels, torch.float32, rows).values())
+        fastest[threads] = min(time_kernels(kernels, torch.float32, rows).values())
     return 1 if fastest[1] * ALIKE < fastest[available] else available

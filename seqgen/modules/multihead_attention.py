@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seqgen.core.contract import Flags, is_built_in, returned, returned_tensor
+from seqgen.core.contract import Flags, check_returned, check_returned_tensor, is_built_in
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.modules.attention import StepMemory, attend, fold_beams, split_heads, unfold_beams, unfold_weights
@@ -326,12 +326,12 @@ class MultiheadAttention(StatefulModule):
             return new
         old = self._cache_in(incremental_state)
         cache = self._new_cache(incremental_state, new) if old is None else old
-        cache = returned(cache, "append", cache.append(new, rows), KeyValueCache)
+        cache = check_returned(cache, "append", cache.append(new, rows), KeyValueCache)
         if old is None and not is_built_in(type(cache)):
-            view = returned(cache, "view", cache.view(), KeysAndValues)
+            view = check_returned(cache, "view", cache.view(), KeysAndValues)
             shape, like = (-1, new.keys.size(1), -1, new.keys.size(3)), (new.keys.dtype, new.keys.device)
             for name in ("keys", "values"):
-                returned_tensor(cache, "view", getattr(view, name), shape, *like, f"{name} ")
+                check_returned_tensor(cache, "view", getattr(view, name), shape, *like, f"{name} ")
         incremental_state[self.state_key] = {"cache": cache}
         return cache
 
@@ -339,7 +339,7 @@ class MultiheadAttention(StatefulModule):
         if isinstance(self.cache, KeyValueCache):
             raise ConfigError(f"attention.cache is an object; set it to the class {type(self.cache).__name__} instead")
         if self.cache is not None:
-            return returned(self, "cache", self.cache(), KeyValueCache)
+            return check_returned(self, "cache", self.cache(), KeyValueCache)
         return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new)
 
     def _cache_in(self, incremental_state: StateDict | None) -> KeyValueCache | None:
@@ -370,7 +370,7 @@ class MultiheadAttention(StatefulModule):
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""
         pairs = {name: (cache, other[name]) for name, cache in module_state.items()}
-        return {name: returned(one, "merge", one.merge(two), KeyValueCache) for name, (one, two) in pairs.items()}
+        return {name: check_returned(one, "merge", one.merge(two), KeyValueCache) for name, (one, two) in pairs.items()}
 
 
 def _changed(module_state: ModuleState, method: str, *arguments: Any) -> ModuleState:
@@ -378,7 +378,7 @@ def _changed(module_state: ModuleState, method: str, *arguments: Any) -> ModuleS
     changed = {}
     for name, cache in module_state.items():
         new = getattr(cache, method)(*arguments)
-        changed[name] = new if new is cache else returned(cache, method, new, KeyValueCache)
+        changed[name] = new if new is cache else check_returned(cache, method, new, KeyValueCache)
     return changed
 
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from seqgen.core.contract import Hooked, origin
+from seqgen.core.contract import Hooked, defined_in
 from seqgen.core.errors import DataError, UserError
 
 
@@ -77,4 +77,4 @@ def missing(error: NotImplementedError) -> str:
     cls = owner if isinstance(owner, type) else type(owner)
     if error.args or not issubclass(cls, Hooked):
         return ""
-    return f"{cls.__name__} ({origin(cls)}) does not define {frame.f_code.co_name}, which it needs"
+    return f"{cls.__name__} ({defined_in(cls)}) does not define {frame.f_code.co_name}, which it needs"

@@ -46,7 +46,7 @@ is off while a model is exported, since the exported computation must be right f
 
 
 @contextmanager
-def switched(states: dict[Switch, bool]) -> Iterator[None]:
+def apply_switches(states: dict[Switch, bool]) -> Iterator[None]:
     """Switch off the optimizations whose value is false, in the ``with`` block.
 
     Args:

@@ -11,11 +11,11 @@ from seqgen.config.options import (
     MODEL,
     NOT_IN_TRAINING,
     SCORES_TARGETS,
-    Need,
+    Requirement,
     decoding_key,
 )
 
-_SEVERAL_OUTPUTS = Need(
+_SEVERAL_OUTPUTS = Requirement(
     lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),
     "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
     "contrastive search, which ignore the beam",
@@ -52,7 +52,7 @@ class RerankingOptions:
         "",
         "name of a registered reranker, by whose scores hypotheses are ranked",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
-        Need(lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
+        Requirement(lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
         _SEVERAL_OUTPUTS,
     )
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import INPUT, KEEPS_CONFIDENCE, KEEPS_SCORES, NOT_IN_TRAINING, WHOLE_LINE, Need, decoding_key
+from seqgen.config.options import (
+    INPUT,
+    KEEPS_CONFIDENCE,
+    KEEPS_SCORES,
+    NOT_IN_TRAINING,
+    WHOLE_LINE,
+    Requirement,
+    decoding_key,
+)
 
 
 @dataclass
@@ -16,7 +24,7 @@ class ParagraphOptions:
         "sentences: split each line into sentences, decode these, and join their outputs with the white space of the "
         "line; needs the package sentencex",
         INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
-        Need(
+        Requirement(
             lambda cfg: not cfg.uses(WHOLE_LINE),
             "gives one output of the whole line, without {keys}; remove one of them",
             WHOLE_LINE,
@@ -27,5 +35,5 @@ class ParagraphOptions:
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
-        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; set both or neither"),
+        Requirement(lambda cfg: cfg.input_split, "has no effect without generation.input_split; set both or neither"),
     )

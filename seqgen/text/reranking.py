@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from seqgen.config import GenerationConfig, option
 from seqgen.core.component import Component
-from seqgen.core.contract import returned, violated
+from seqgen.core.contract import check_returned, contract_error
 from seqgen.core.errors import ConfigError, shown
 from seqgen.decoding.building import Resources, build
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
@@ -150,10 +150,10 @@ def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) 
     same = texts is references
     method, result = ("__call__", utility(texts)) if same else ("compare", utility.compare(texts, references))
     kind: Any = numpy.ndarray
-    found: Matrix = returned(utility, method, result, kind)
+    found: Matrix = check_returned(utility, method, result, kind)
     shape = (len(texts), len(references))
     if found.shape != shape or found.dtype.kind not in "fiu" or not numpy.isfinite(found).all():
-        raise violated(
+        raise contract_error(
             utility, method, f"must return {shape} finite numbers and returns {found.shape} of {found.dtype}"
         )
     return found
@@ -172,7 +172,7 @@ def reranked(reranker: Reranker, translation: Translation, hypotheses: Sequence[
         numbers = []
     if len(numbers) != len(hypotheses) or any(map(math.isnan, numbers)):
         what = f"must return a number for each of {len(hypotheses)} hypotheses and returns {shown(scores)}"
-        raise violated(reranker, "__call__", what)
+        raise contract_error(reranker, "__call__", what)
     return numbers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seqgen.config import GenerationConfig
 from seqgen.core.component import Component
-from seqgen.core.contract import returned
+from seqgen.core.contract import check_returned
 from seqgen.core.errors import DataError
 from seqgen.core.member import EMPTY
 from seqgen.decoding.building import Resources, build
@@ -56,7 +56,7 @@ def source_text(source: str | MemberSource, line: str, number: int) -> str:
         DataError: the line has too few fields.
     """
     if isinstance(source, MemberSource):
-        return returned(source, "__call__", source(line, number), str)
+        return check_returned(source, "__call__", source(line, number), str)
     if source == EMPTY:
         return ""
     fields, wanted = line.split("\t"), field_of(source)

@@ -22,7 +22,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import CONSTRAINS, FILES, SCORES_TARGETS
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
@@ -247,7 +247,7 @@ class Translator:
         """
         details, streaming = details or Details(), streamer is not None
         wanted = self._settings.with_layer(CALL, settings)
-        for key in keys_with(CONSTRAINS) if streaming else ():
+        for key in keys_tagged(CONSTRAINS) if streaming else ():
             if value := wanted.get(key):
                 raise ConfigError(
                     f"generation.{key}={value} cannot be streamed, because it needs several beams, and the best one "
@@ -396,7 +396,7 @@ class Translator:
         yield from self._scoring(settings).running_text(lines, tokens_per_sample, context_window)
 
     def _scoring(self, settings: Mapping[str, Any]) -> TextScoring:
-        known = keys_with(SCORES_TARGETS)
+        known = keys_tagged(SCORES_TARGETS)
         if unused := sorted(key for key in {*settings}.difference(known) if not key.startswith("combination.")):
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(known)}"
@@ -431,7 +431,7 @@ def _begin_child() -> None:
 
 def _versions(cfg: GenerationConfig) -> list[Any]:
     """The versions of the files that settings name."""
-    named = [getattr(cfg, key) for key in keys_with(FILES)]
+    named = [getattr(cfg, key) for key in keys_tagged(FILES)]
     return [version_of(Path(path)) for path in named if path and Path(path).exists()]
 
 

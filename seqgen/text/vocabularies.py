@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import STRATEGY
 from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.core.errors import ConfigError
@@ -54,7 +54,7 @@ class SharedVocabulary:
         """
         if len(self.members) > 1 and not settings.get("members", ()):
             check_languages(self.members)
-        replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_with(STRATEGY), "sampling"}
+        replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_tagged(STRATEGY), "sampling"}
         language = settings.get("target_lang") or self.members[0].generation.get("target_lang")
         if language and begins_with_language(self.task):
             replaced.add("forced_first")  # which may be another language

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import like, option
-from seqgen.core.contract import Hooked, returned, violated
+from seqgen.core.contract import Hooked, check_returned, contract_error
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
@@ -56,14 +56,16 @@ def checked(criterion: Any, out: Any) -> CriterionOut:
         DecodingError: it is no ``CriterionOut``, the loss is not a scalar or has no gradient, or a logged value is not
             one number.
     """
-    found = returned(criterion, "__call__", out, CriterionOut)
-    logged, loss = (returned(criterion, "__call__", *each) for each in ((found.logging, dict), (found.loss, Tensor)))
+    found = check_returned(criterion, "__call__", out, CriterionOut)
+    logged, loss = (
+        check_returned(criterion, "__call__", *each) for each in ((found.logging, dict), (found.loss, Tensor))
+    )
     for name, value in {"loss": loss, "sample_size": found.sample_size, **logged}.items():
         if not (isinstance(value, Number) or (isinstance(value, Tensor) and value.dim() == 0)):
             given = f"{tuple(value.shape)}; sum it" if hasattr(value, "shape") else f"{value!r}"
-            raise violated(criterion, "__call__", f"must return one number as {name!r}, not {given}")
+            raise contract_error(criterion, "__call__", f"must return one number as {name!r}, not {given}")
     if torch.is_grad_enabled() and not found.loss.requires_grad:
-        raise violated(criterion, "__call__", "must return a loss with a gradient: it is computed from no weight")
+        raise contract_error(criterion, "__call__", "must return a loss with a gradient: it is computed from no weight")
     return found
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqgen.config import GenerationConfig, option
 from seqgen.config.compose import named_in_training
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import NOT_IN_TRAINING
 from seqgen.config.values import changed
 from seqgen.core.errors import ConfigError
@@ -108,7 +108,7 @@ class SequenceCriterion(Criterion):
 
     def __init__(self, cfg: Any, task: Task):
         super().__init__(cfg, task)
-        unused = sorted(set(keys_with(NOT_IN_TRAINING)).intersection(changed(cfg.decode)))
+        unused = sorted(set(keys_tagged(NOT_IN_TRAINING)).intersection(changed(cfg.decode)))
         if unused:
             raise ConfigError(
                 f"criterion.decode.{unused[0]} has no effect: all hypotheses of a training batch are decoded together "

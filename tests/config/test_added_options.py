@@ -15,7 +15,7 @@ import pytest
 from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, GenerationConfig, JobGenerationConfig, TrainConfig, option
 from seqgen.config.added_options import _decorate_again, _schemas, register_options
-from seqgen.config.generation import Options, keys_with
+from seqgen.config.generation import Options, keys_tagged
 from seqgen.config.keys import types_of
 from seqgen.config.options import CALL
 from seqgen.config.user_files import _USER_FILES, user_modules
@@ -65,7 +65,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
     Options.__bases__ = bases
     for schema in _schemas(GenerationConfig):
         _decorate_again(schema)
-    keys_with.cache_clear()
+    keys_tagged.cache_clear()
     types_of.cache_clear()
     DEFAULTS.clear()
     DEFAULTS.update(defaults)
@@ -89,7 +89,7 @@ def test_keys_of_a_users_file(file: Path) -> None:
         assert schema().paced == []  # type: ignore[union-attr]
     assert JobGenerationConfig(workers=2).part_lines == JobGenerationConfig().part_lines == 4096
     assert {field.name: field.metadata for field in dataclasses.fields(JobGenerationConfig)}["workers"]["maximum"]
-    assert "pace" in keys_with(CALL)
+    assert "pace" in keys_tagged(CALL)
 
 
 def test_a_component_reads_the_keys(file: Path) -> None:

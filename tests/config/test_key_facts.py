@@ -10,7 +10,7 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, options
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.keys import OTHER_NAMES, similar_keys
 from seqgen.config.options import SCOPES, decoding_key
 
@@ -47,7 +47,7 @@ FACTS = {
 
 @pytest.mark.parametrize("fact", FACTS)
 def test_the_keys_with_a_fact(fact: str) -> None:
-    assert [*keys_with(getattr(options, fact))] == sorted(FACTS[fact].split(), key=order().index)
+    assert [*keys_tagged(getattr(options, fact))] == sorted(FACTS[fact].split(), key=order().index)
 
 
 def order() -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import SPEED
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.registry import SEARCHES
@@ -165,12 +165,12 @@ def test_no_key_is_ignored(name: str, semantics: str) -> None:
         if changed == plain[str(beside)]:
             ignored.append(key)
     assert [key for key in ignored if name not in HARMLESS.get(key, ())] == []
-    for key in keys_with(SPEED):
+    for key in keys_tagged(SPEED):
         assert outputs({**base, key: 1}) == plain[str({})], key
 
 
 def test_every_key_and_every_strategy_is_tried() -> None:
-    keys = [*VALUES, *keys_with(SPEED), *ELSEWHERE]
+    keys = [*VALUES, *keys_tagged(SPEED), *ELSEWHERE]
     assert sorted(keys) == sorted(field.name for field in fields(GenerationConfig))
     built_in = {entry.name for entry in SEARCHES.entries() if entry.component.__module__.startswith("seqgen.")}
     assert built_in <= set(STRATEGIES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import WARPER
 from seqgen.config.settings import Settings
 from seqgen.config.values import check_compatible, incompatible, sentence_of
@@ -341,7 +341,7 @@ def test_every_need_is_tested() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in keys_with(WARPER)),
+        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in keys_tagged(WARPER)),
         {"sampling_topk": 3, "search": "beam_sampling"},
         {"seed": 7, "search": "beam_sampling"},
         {"early_stopping": "true", "semantics": "huggingface", "beam": 2},

@@ -19,7 +19,7 @@ WRONG = {
     ("BeamSearch", "begins"): "did you mean 'begin'?",
     ("Search", "setp"): "did you mean 'step'?",
     ("Search", "independent_rows"): "did you mean 'continues_each_beam'?",
-    ("Sampling", "adjusts_scores"): "did you mean 'own_scores'?",
+    ("Sampling", "adjusts_scores"): "did you mean 'changes_scores'?",
     ("Search", "takes_constraints"): "did you mean 'enforces_constraints'?",
     ("LogitsProcessor", "shift_invarient"): "did you mean 'shift_invariant'?",
     ("Combination", "atention_weights"): "did you mean 'attention_weights'?",

@@ -158,7 +158,7 @@ class ExactSession:
         vocab = lprobs.size(-1)
         totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
         totals = totals.masked_fill((scores[0] == -torch.inf).unsqueeze(1), -torch.inf)
-        session.needs_another_step(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
+        session.update_done(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
         if bool((totals > scores[0].unsqueeze(1) + _ROUNDING).any()):
             raise DecodingError(
                 f"exact search needs cumulative scores that only fall, and one rises at step {step} in sentence "

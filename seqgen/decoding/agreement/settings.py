@@ -7,7 +7,7 @@ from typing import Any
 
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import ACROSS_VOCABULARIES
 from seqgen.config.values import DEFAULTS, restricting
 from seqgen.core.errors import ConfigError
@@ -37,7 +37,9 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     """
     given = restricting(vars(cfg))
     allowed = {"search": "beam", "combination": "log"}
-    refused = {f"generation.{key}": value for key, value in given.items() if key not in keys_with(ACROSS_VOCABULARIES)}
+    refused = {
+        f"generation.{key}": value for key, value in given.items() if key not in keys_tagged(ACROSS_VOCABULARIES)
+    }
     refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
     refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
     refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
@@ -82,7 +84,7 @@ def supported_settings(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dic
     Returns:
         The other settings of each model, and the names of those of the first model that are left out.
     """
-    wanted = set(keys_with(ACROSS_VOCABULARIES)) - {"semantics", "components"}
+    wanted = set(keys_tagged(ACROSS_VOCABULARIES)) - {"semantics", "components"}
     kept = [{key: value for key, value in settings.items() if key in wanted} for settings in of_models]
     ignored = [
         key

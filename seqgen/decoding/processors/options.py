@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import ACROSS_VOCABULARIES, ENSEMBLE, MODEL, Need, decoding_key
+from seqgen.config.options import ACROSS_VOCABULARIES, ENSEMBLE, MODEL, Requirement, decoding_key
 
 
 @dataclass
@@ -15,7 +15,7 @@ class ProcessorOptions:
         1.0,
         "divide logits by this value",
         MODEL | ACROSS_VOCABULARIES,
-        Need(
+        Requirement(
             lambda cfg: cfg.semantics != "huggingface" or cfg.is_stochastic,
             "has an effect on sampling alone by Hugging Face's rules; set generation.sampling=true or remove it",
         ),
@@ -31,7 +31,7 @@ class ProcessorOptions:
         "",
         "token that is forced when an output reaches its maximum length",
         MODEL,
-        Need(
+        Requirement(
             lambda cfg: cfg.semantics == "huggingface",
             "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; set "
             "generation.semantics=huggingface, or remove it",
@@ -57,7 +57,7 @@ class ProcessorOptions:
         0,
         "output length after which the score of end-of-sentence grows exponentially",
         MODEL,
-        Need(
+        Requirement(
             lambda cfg: cfg.exponential_decay_factor != 1,
             "has no effect without generation.exponential_decay_factor; set both or neither",
         ),

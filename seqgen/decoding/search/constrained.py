@@ -13,16 +13,16 @@ from typing import Any, ClassVar, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import CONSTRAINS
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.component import BatchInfo, Phrase, Phrases, begun
+from seqgen.core.component import BatchInfo, Phrase, Phrases, begin_component
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.core.scores import Scores
-from seqgen.core.search import Search, chosen
+from seqgen.core.search import Search, choose_candidates
 from seqgen.decoding.phrases import check_phrases
 from seqgen.registry import register_search
 
@@ -408,7 +408,7 @@ class _BankedBatch(ConstrainedBatch):
 
     def __init__(self, batch: BatchInfo, search: ConstrainedSearch):
         super().__init__(batch, search)
-        self._inner = begun(search.inner, replace(batch, constraints=None))
+        self._inner = begin_component(search.inner, replace(batch, constraints=None))
         self.groups = self._inner.groups
         if self.groups > 1 and batch.beam_size < 2 * self.groups:
             raise ConfigError(
@@ -448,7 +448,7 @@ class _BankedBatch(ConstrainedBatch):
             forbidden[..., token].masked_fill_(unmet, -torch.inf)
         # independent beams draw from the distribution without constraints, less end-of-sentence
         scores = replace(scores.plus(forbidden), is_distribution=independent)
-        top = chosen(self._inner, context, scores)
+        top = choose_candidates(self._inner, context, scores)
         candidates = self._candidates(context, scores.totals(), top)
         banks = self.constraints.bank(self.reached(candidates))
         size, parts = self.batch.num_candidates // self.groups, []
@@ -531,16 +531,16 @@ class ConstrainedSearch(Search):
         obstacles = {
             "keeps one hypothesis of a sentence": self.inner.generates_one,
             "has a decoding loop of its own": self.inner.session_class,
-            "applies the logits processors itself": self.inner.processes_itself,
+            "applies the logits processors itself": self.inner.applies_processors,
             "has its own rule of which hypotheses finish": kind.finished is not Search.finished,
         }
         if why := next((obstacle for obstacle, applies in obstacles.items() if applies), ""):
-            keys = " and ".join(f"generation.{key}" for key in keys_with(CONSTRAINS))
+            keys = " and ".join(f"generation.{key}" for key in keys_tagged(CONSTRAINS))
             raise ConfigError(
                 f"{kind.__name__} {why}, so that it cannot take constraints; remove {keys}, or choose a strategy "
                 "that can, such as beam search or sampling"
             )
-        self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]
+        self.needs, self.changes_scores = self.inner.needs, self.inner.changes_scores  # type: ignore[misc]
         self.continues_each_beam = self.inner.continues_each_beam  # the rules of scores read it
 
     def check_constraints(self, constraints: Sequence[Phrases], sentences: int, vocab_size: int) -> None:

@@ -44,7 +44,7 @@ class DiverseBeamSearch(BeamSearch):
     """
 
     can_merge = True
-    own_scores = True
+    changes_scores = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
         self.groups, self.strength = groups, strength
@@ -89,7 +89,7 @@ class DiverseSiblingsSearch(BeamSearch):
     """
 
     can_merge = True
-    own_scores = True
+    changes_scores = True
 
     def __init__(self, rate: float = 0.5):
         self.rate = rate

@@ -118,8 +118,8 @@ class HuggingFaceDiverseBeam(Search):
         strength: the penalty, in nats.
     """
 
-    own_scores = True
-    processes_itself = True
+    changes_scores = True
+    applies_processors = True
 
     batch: BatchInfo
     hypotheses: GroupedHypotheses

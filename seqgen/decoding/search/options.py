@@ -15,14 +15,14 @@ from seqgen.config.options import (
     STRATEGY,
     WARPER,
     WHOLE_LINE,
-    Need,
+    Requirement,
     decoding_key,
 )
 
 WIDEST = 1 << 16
 """Largest beam: the scores of a vocabulary of 32,000 tokens then have 8 GiB."""
 
-_SAMPLES = Need(
+_SAMPLES = Requirement(
     lambda cfg: cfg.is_stochastic,
     "truncates the distribution for sampling, which is not in use; set generation.sampling=true, or remove it",
 )
@@ -43,7 +43,7 @@ class BeamOptions:
         5,
         "beam size: hypotheses kept at each step; 1 for greedy search",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
-        Need(
+        Requirement(
             lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
             "has no effect, because greedy and contrastive search generate one output whatever the beam; "
             "remove it, or choose another search",
@@ -57,10 +57,10 @@ class BeamOptions:
         1,
         "number of hypotheses returned per sentence",
         MODEL | WHOLE_LINE | KEEPS_SCORES | KEEPS_CONFIDENCE | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
-        Need(
+        Requirement(
             lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
         ),
-        Need(
+        Requirement(
             lambda cfg: cfg.search != "greedy",
             "is more than 1, but greedy search generates one hypothesis; choose another search",
         ),
@@ -96,7 +96,7 @@ class SamplingOptions:
         False,
         "sample tokens at random; with search=beam_sampling, sample the candidates of beam search",
         MODEL,
-        Need(
+        Requirement(
             lambda cfg: cfg.declared("is_stochastic", None) is not False,
             "draws at random, and the strategy that generation.search names does not; choose one",
         ),
@@ -150,7 +150,7 @@ class SamplingOptions:
         1,
         "seed of sampling; random numbers depend only on the seed, the line number and the step",
         MODEL | STRATEGY | KEEPS_SCORES,
-        Need(
+        Requirement(
             lambda cfg: cfg.uses_seed,
             "has no effect, because the search strategy does not use it; set generation.sampling=true, or remove it",
         ),

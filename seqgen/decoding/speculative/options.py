@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import CONSTRAINS, FILES, KEEPS_SCORES, MODEL, NOT_IN_TRAINING, Need, decoding_key
+from seqgen.config.options import CONSTRAINS, FILES, KEEPS_SCORES, MODEL, NOT_IN_TRAINING, Requirement, decoding_key
 
-_UNCONSTRAINED = Need(
+_UNCONSTRAINED = Requirement(
     lambda cfg: not cfg.is_constrained,
     "drafts tokens, which {keys} exclude; choose one",
     CONSTRAINS,
@@ -21,7 +21,7 @@ class DraftOptions:
         "",
         "speculative decoding: run or checkpoint of a smaller model that drafts tokens for this one",
         FILES | KEEPS_SCORES | NOT_IN_TRAINING,
-        Need(lambda cfg: cfg.prompt_lookup == 0, "and generation.prompt_lookup both draft; choose one"),
+        Requirement(lambda cfg: cfg.prompt_lookup == 0, "and generation.prompt_lookup both draft; choose one"),
         _UNCONSTRAINED,
         role="input_path",
     )
@@ -29,7 +29,7 @@ class DraftOptions:
         5,
         "speculative decoding: number of tokens drafted at a time",
         MODEL | KEEPS_SCORES,
-        Need(
+        Requirement(
             lambda cfg: cfg.draft or cfg.prompt_lookup > 0,
             "has no effect without a draft; set generation.draft or generation.prompt_lookup, or remove it",
         ),

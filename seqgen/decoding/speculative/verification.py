@@ -18,7 +18,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import IncrementalState, rows_of_sentences
-from seqgen.core.member import FastPaths, MemberOutput, MemberSpec, decoded
+from seqgen.core.member import FastPaths, MemberOutput, MemberSpec, run_decoder
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
@@ -164,7 +164,7 @@ class LookAhead(PlannedMember):
         if self.start_token is not None:
             tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
         state: dict[str, Any] = {} if self.state is None else {"incremental_state": self.state}
-        out = decoded(self.model.decoder, tokens, self.encoder_out, needs, **state)
+        out = run_decoder(self.model.decoder, tokens, self.encoder_out, needs, **state)
         first = self.seen if self.state is None else 0  # without a state, all columns are computed
         self.out = map_tensors(out, lambda tensor: tensor[:, first:])
         self.first, self.seen = self.seen, tokens.size(1)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.core.contract import Flagged, Flags, returned
+from seqgen.core.contract import Flagged, Flags, check_returned
 from seqgen.core.errors import DecodingError
 from seqgen.core.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.modules.attention import StepMemory
@@ -124,7 +124,7 @@ class KeyValueCache(Flagged, ABC):
         Returns:
             The arguments of ``attend``.
         """
-        view = returned(self, "view", self.view(), KeysAndValues)
+        view = check_returned(self, "view", self.view(), KeysAndValues)
         return view.attended(attn_mask, is_causal, queries, dtype)
 
     def step_memory(self) -> StepMemory | None:
@@ -141,11 +141,11 @@ class KeyValueCache(Flagged, ABC):
 
     def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
-        return returned(self, "reorder", self.reorder(rows_of_parents(parents)), KeyValueCache)
+        return check_returned(self, "reorder", self.reorder(rows_of_parents(parents)), KeyValueCache)
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep the sentences ``keep``, ``(kept,)`` int64, each with ``beam_size`` rows."""
-        return returned(self, "reorder", self.reorder(rows_of_sentences(keep, beam_size)), KeyValueCache)
+        return check_returned(self, "reorder", self.reorder(rows_of_sentences(keep, beam_size)), KeyValueCache)
 
     def roll_back(self, positions: int) -> KeyValueCache:
         """Remove the last positions of all rows; speculative decoding needs it."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from seqgen.config import GenerationConfig, option
-from seqgen.config.generation import keys_with
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import FILES, KEEPS_CONFIDENCE, SPEED
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
 from seqgen.core.errors import ConfigError, DataError, listing
@@ -250,9 +250,9 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
 
 def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
     """The decoding settings on which a calibration depends, where they are not the defaults; of files, the checksum."""
-    left_out = {*keys_with(SPEED), *keys_with(KEEPS_CONFIDENCE)}
+    left_out = {*keys_tagged(SPEED), *keys_tagged(KEEPS_CONFIDENCE)}
     chosen = {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
-    for key in keys_with(FILES):
+    for key in keys_tagged(FILES):
         if key in chosen and Path(chosen[key]).is_file():
             chosen[key] = digest([Path(chosen[key])])
     return chosen

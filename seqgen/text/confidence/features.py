@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.config.values import LARGEST_FLOAT
 from seqgen.core.component import Component
-from seqgen.core.contract import violated
+from seqgen.core.contract import contract_error
 from seqgen.core.errors import ConfigError, shown
 from seqgen.decoding.building import Resources
 from seqgen.registry import register_feature
@@ -57,7 +57,7 @@ def feature_values(features: Mapping[str, Feature], translation: Translation) ->
     for name, value in values.items():
         if not isinstance(value, int | float) or not abs(value) <= LARGEST_FLOAT:
             message = f"must return a number of at most {LARGEST_FLOAT:g} and returns {shown(value)}"
-            raise violated(features[name], "__call__", message)
+            raise contract_error(features[name], "__call__", message)
     return values
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import CALL, FILES, KEEPS_CONFIDENCE, KEEPS_SCORES, NOT_IN_TRAINING, Need, decoding_key
+from seqgen.config.options import (
+    CALL,
+    FILES,
+    KEEPS_CONFIDENCE,
+    KEEPS_SCORES,
+    NOT_IN_TRAINING,
+    Requirement,
+    decoding_key,
+)
 
-_HAS_CONFIDENCE = Need(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; set both")
+_HAS_CONFIDENCE = Requirement(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; set both")
 
 
 @dataclass
@@ -39,7 +47,9 @@ class ConfidenceOptions:
         "0.05; 1 for no mark",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         _HAS_CONFIDENCE,
-        Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; remove one of them"),
+        Requirement(
+            lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; remove one of them"
+        ),
         minimum=1e-6,
         maximum=1,
     )

@@ -170,7 +170,7 @@ def test_keys_that_change_scores_or_exclude_others(values: dict[str, Any], reaso
 def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
     values = {"search": "diverse_beam", "components": {"search.groups": 2}, "lenpen": 0.0}
     subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(**values)))
-    with mock.patch.object(DiverseBeamSearch, "own_scores", False):
+    with mock.patch.object(DiverseBeamSearch, "changes_scores", False):
         (outcome,) = check_all({"": scores_are_the_models}, subject)
     assert outcome.violation is not None
 

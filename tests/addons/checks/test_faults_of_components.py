@@ -57,7 +57,7 @@ class Repeats(BeamSearch):
 
     beam_state = ("counts",)
     counts: Tensor
-    own_scores = True
+    changes_scores = True
 
     def begin(self, batch: Any) -> Any:
         search = super().begin(batch)
@@ -319,7 +319,7 @@ class DividesByTheLargestOfTheBatch(LogitsProcessor):
 @bug("can_merge is true")
 class ReadsTheStepWhereBatchesJoin(BeamSearch):
     can_merge = True
-    own_scores = True
+    changes_scores = True
 
     def step(self, context: Any, scores: Scores) -> Candidates:
         lprobs, so_far = scores.lprobs(), scores.beams
@@ -354,7 +354,7 @@ class ForgetsTheEnd(BeamSearch):
 
 @bug("shift_invariant is true")
 class LogitsByMistake(BeamSearch):
-    own_scores = True
+    changes_scores = True
 
     def step(self, context: Any, scores: Scores) -> Candidates:
         values = scores.values
