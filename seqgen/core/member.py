@@ -146,10 +146,8 @@ def run_decoder(
     with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
         if FEATURES not in needs and output_layer is None:
             found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
-            logits, attention = (
-                found if type(found) is DecoderOut else check_returned(decoder, "forward", found, DecoderOut)
-            )
-            return MemberOutput(logits, attention, None, layers)
+            out = found if type(found) is DecoderOut else check_returned(decoder, "forward", found, DecoderOut)
+            return MemberOutput(out.logits, out.attention, None, layers)
         found = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
         features, attention = check_returned(decoder, "extract_features", found, tuple)
         return MemberOutput((output_layer or decoder.output_layer)(features), attention, features, layers)
