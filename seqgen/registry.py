@@ -44,7 +44,7 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def defined_in(self) -> str:
+    def origin(self) -> str:
         """Where it is defined, as ``FILE:LINE``."""
         return defined_in(self.component)
 

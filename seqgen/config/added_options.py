@@ -54,7 +54,10 @@ def register_options(group: str) -> Callable[[C], C]:
 
 def _schemas(schema: type) -> list[type]:
     """A class and its subclasses, each after those that it is derived from."""
-    return [schema, *(each for subclass in schema.__subclasses__() for each in _schemas(subclass))]
+    found = [schema]
+    for derived in type.__subclasses__(schema):
+        found += _schemas(derived)
+    return found
 
 
 def _decorate_again(schema: Any) -> None:

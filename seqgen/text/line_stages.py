@@ -172,9 +172,10 @@ def _selected(cfg: GenerationConfig) -> Iterator[tuple[str, type[LineStage]]]:
     for key, module in _DECLARED.items():
         if getattr(cfg, key):
             import_declared(module, f"generation.{key}")
-    for entry in sorted(LINE_STAGES.entries(), key=lambda entry: (entry.component.order, entry.name)):
-        if not entry.component.key or getattr(cfg, entry.component.key):
-            yield entry.name, entry.component
+    stages: list[tuple[str, Any]] = [(entry.name, entry.component) for entry in LINE_STAGES.entries()]
+    for name, stage in sorted(stages, key=lambda pair: (pair[1].order, pair[0])):
+        if not stage.key or getattr(cfg, stage.key):
+            yield name, stage
 
 
 def summaries(cfg: GenerationConfig, counts: Mapping[str, int]) -> list[str]:

@@ -219,8 +219,8 @@ class ParagraphReader:
         found: dict[str, Any] = {"prefix": parts[0].prefix, "sentences": parts}
         found["constraints"] = [each for part in parts for each in part.constraints]
         found |= {"confidence": min(confidences, default=None), "review": any(marks) if marks else None}
-        whole = Translation(number, source, ids, joined, [*split.notes, *noted], **found)
-        return self.stages.joined(whole, parts)
+        made = Translation(number, source, ids, joined, [*split.notes, *noted], **found)
+        return self.stages.joined(made, parts)
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""
