@@ -55,7 +55,8 @@ def register_options(group: str) -> Callable[[C], C]:
 def _schemas(schema: type) -> list[type]:
     """A class and its subclasses, each after those that it is derived from."""
     found = [schema]
-    for derived in type.__subclasses__(schema):
+    subclasses: list[type] = type.__subclasses__(schema)
+    for derived in subclasses:
         found += _schemas(derived)
     return found
 
