@@ -169,7 +169,7 @@ if TYPE_CHECKING:
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
 __all__ += ["GenerationConfig", "ReadingConfig", "ResourceError", "TrainConfig", "UserError", "nearest", "option"]
-__all__ += ["UserError", "register_options", "shown"]
+__all__ += ["register_options", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]

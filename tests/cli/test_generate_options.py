@@ -255,7 +255,7 @@ def test_lines_that_are_inserted_into_a_template_are_not_split(runs: Path, monke
     pytest.importorskip("sentencex")
     split = "generation.input_split=sentences"
     monkeypatch.setattr("seqgen.tasks.translation.TranslationTask.reads_plain_lines", False)
-    refused(generate(runs / "fconv", "input=", split), "this task inserts lines into a template; give finished lines")
+    refused(generate(runs / "fconv", "input=", split), "this task inserts lines into a template; give complete lines")
     assert generate(runs / "fconv", split).code == 0, "the lines are finished"
 
 

@@ -313,7 +313,7 @@ def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
     for cache in (ThreeMethods, lambda: component(ThreeMethods)):
         decoding = Translator(with_cache(cache), **settings).prepare()
         decoded = list(decoding.translate(TEXTS))
-        (note,) = [note for note in decoding.notes if "running batch" in note]
+        (note,) = [note for note in decoding.notes if "continuous batching" in note]
         assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not support it", note)
         assert [one.text for one in decoded] == [one.text for one in usual.translate(TEXTS)]
 

@@ -357,7 +357,7 @@ class OwnSearch(BeamSearch):
         ({"repetition_penalty": 1.2}, "RepetitionPenalty"),
         ({"max_time": 3.0}, "TimeLimit"),
         ({"coverage_penalty": 0.2}, "coverage_penalty"),
-        ({"mbr": "chrf"}, "about the order of scores"),
+        ({"mbr": "chrf"}, "certifies the order of scores"),
     ],
 )
 def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words: str) -> None:

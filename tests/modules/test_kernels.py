@@ -94,7 +94,7 @@ def chosen(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> MatrixPr
     def given(kernels: Sequence[Kernel], *_: object) -> dict[str, float]:
         return {kernel.name: times[kernel.name] for kernel in kernels}
 
-    monkeypatch.setattr(module, "measured", given)
+    monkeypatch.setattr(module, "time_kernels", given)
     matrix = torch.randn(32, 64)
     return MatrixProduct(lambda: matrix, [PREPACKED, PADDED, PLAIN, TRANSPOSED])
 

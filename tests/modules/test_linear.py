@@ -29,7 +29,7 @@ def _pack_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     def times(candidates: Sequence[Kernel], *_: object) -> dict[str, float]:
         return {kernel.name: 1.0 if kernel is chosen else 2.0 for kernel in candidates}
 
-    monkeypatch.setattr(kernel_choice, "measured", times)
+    monkeypatch.setattr(kernel_choice, "time_kernels", times)
 
 
 def packs(layer: Projection) -> bool:

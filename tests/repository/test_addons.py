@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT, addons_of, is_installed, pytest_ignore_collect
 
 TESTS = ROOT / "tests"
+EXAMPLES = "examples"
 
 
 @pytest.mark.parametrize(
@@ -27,22 +28,22 @@ def test_imports_are_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """Through modules of the tests and of the examples, also those that import each other, and inside functions."""
     monkeypatch.setattr("tests.conftest.ROOT", tmp_path)
     for name, code in {
-        "tests/test_a.py": "from tests import b\n",
-        "tests/b.py": "def f():\n    import tests.c as c\n",
-        "tests/c.py": "import tests.b\nfrom examples.d import x\nfrom seqgen.addons.one.part import y\n",
-        "examples/d.py": "from seqgen.addons import two\nimport seqgen.addons.three.part\n",
-        "tests/addons/four/test_e.py": "import seqgen\n",
-        "tests/addons/test_f.py": "import seqgen.addons\n",
+        f"{TESTS.name}/test_a.py": "from tests import b\n",
+        f"{TESTS.name}/b.py": "def f():\n    import tests.c as c\n",
+        f"{TESTS.name}/c.py": "import tests.b\nfrom examples.d import x\nfrom seqgen.addons.one.part import y\n",
+        f"{EXAMPLES}/d.py": "from seqgen.addons import two\nimport seqgen.addons.three.part\n",
+        f"{TESTS.name}/addons/four/test_e.py": "import seqgen\n",
+        f"{TESTS.name}/addons/test_f.py": "import seqgen.addons\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(code)
-    assert addons_of(tmp_path / "tests/test_a.py") == {"one", "two", "three"}
-    assert addons_of(tmp_path / "tests/addons/four/test_e.py") == {"four"}
-    assert addons_of(tmp_path / "tests/addons/test_f.py") == set()
+    assert addons_of(tmp_path / TESTS.name / "test_a.py") == {"one", "two", "three"}
+    assert addons_of(tmp_path / TESTS.name / "addons/four/test_e.py") == {"four"}
+    assert addons_of(tmp_path / TESTS.name / "addons/test_f.py") == set()
     monkeypatch.setattr("tests.conftest.is_installed", lambda addon: addon != "two")
-    assert pytest_ignore_collect(tmp_path / "tests/test_a.py")
-    assert pytest_ignore_collect(tmp_path / "tests/c.py") is None  # no test
-    assert pytest_ignore_collect(tmp_path / "tests/addons/four/test_e.py") is None
+    assert pytest_ignore_collect(tmp_path / TESTS.name / "test_a.py")
+    assert pytest_ignore_collect(tmp_path / TESTS.name / "c.py") is None  # no test
+    assert pytest_ignore_collect(tmp_path / TESTS.name / "addons/four/test_e.py") is None
 
 
 def test_folders_of_tests_are_those_of_addons() -> None:

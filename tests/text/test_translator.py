@@ -221,7 +221,7 @@ def test_dtypes() -> None:
     assert [t.score for t in half] == pytest.approx(scores, abs=0.1)
     with pytest.raises(ConfigError, match=r"generation\.dtype=bfloat16 applies to all.*constructor"):
         translator.translate(TEXTS, dtype="bfloat16")
-    with pytest.raises(ConfigError, match="none of"):
+    with pytest.raises(ConfigError, match="must be one of"):
         Translator(text_model(), dtype="float7")
 
 
