@@ -88,7 +88,9 @@ def check_plain_text(**files: Sequence[str]) -> None:
         ConfigError: a file is a table or JSON by its name.
     """
     for key, name in ((key, name) for key, names in files.items() for name in names):
-        if is_table(name) and not (key in ("input", "source") and name.removesuffix(".gz").endswith(".tsv")):
+        plain = name.removesuffix(".gz")
+        has_fields = key in ("input", "source") and plain.endswith(".tsv")
+        if plain.endswith(".csv") or (is_table(name) and not has_fields):
             raise ConfigError(f"{key}={name} has the name of a table; give plain text (job.column=FIELD is for a job)")
 
 

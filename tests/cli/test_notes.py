@@ -69,10 +69,10 @@ def test_what_a_format_does_not_write(run: Path, keys: tuple[str, ...], said: st
 
 
 def test_files_whose_names_mean_another_format(run: Path, tmp_path: Path) -> None:
-    for name in ("a.jsonl", "a.tsv", "a.parquet", "a.json.gz", "a.txt"):
+    for name in ("a.jsonl", "a.tsv", "a.parquet", "a.json.gz", "a.csv", "a.txt"):
         (tmp_path / name).write_text("the dog\n")
     text = tmp_path / "a.txt"
-    for name in ("a.jsonl", "a.parquet", "a.json.gz"):
+    for name in ("a.jsonl", "a.parquet", "a.json.gz", "a.csv"):
         refused(generate(run, f"input={tmp_path / name}"), name, "has the name of a table", "job.column=FIELD")
         refused(command("diff", f"path={run}", f"input={tmp_path / name}", "other.generation.beam=2"), name)
         refused(generate(run, f"input={text}", f"reference={tmp_path / name}"), f"reference={tmp_path / name}")
