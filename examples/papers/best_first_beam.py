@@ -97,7 +97,7 @@ class BestFirstSession:
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         penalty = setup.ranking.normalize and setup.ranking.len_penalty != 0
-        if penalty or setup.observers or request.observers or request.prefix_tokens is not None:
+        if penalty or setup.observers or request.prefix_tokens is not None:
             what = "length penalty (set generation.lenpen=0), observers, streamers, prefixes and generation.top_tokens"
             raise ConfigError(f"search=best_first_beam takes no {what}; remove them or choose search=beam")
         if obstacle := replace(setup, search=BeamSearch()).merge_obstacle:

@@ -43,7 +43,7 @@ class LookaheadSession(Session):
     search: Lookahead
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
-        if setup.observers or setup.stopping or request.observers:
+        if setup.observers or setup.stopping:
             raise ConfigError("search=lookahead takes no observers, stopping rules and streamers; remove them")
         super().__init__(setup, request)
 

@@ -68,7 +68,7 @@ class MaskPredictSession(Session):
                     self.forbidden |= set(part.tokens)
                 elif not isinstance(part, ForceEndAtMaximum):
                     refused.append(type(part).__name__)
-        refused += ["a prefix"] * (request.prefix_tokens is not None) + ["streaming"] * bool(request.observers)
+        refused += ["a prefix"] * (request.prefix_tokens is not None)
         refused += sorted(setup.needs) + ["end_symbols"] * (len(setup.end_tokens) > 1)
         if refused:
             raise ConfigError(f"mask-predict does not decode from left to right; remove {', '.join(refused)}")

@@ -39,7 +39,7 @@ class Candidates:
         return Candidates(*(tensor.index_select(0, keep) for tensor in (self.scores, self.tokens, self.beams)))
 
     def without(self, dropped: Tensor) -> Candidates:
-        """These candidates with the score ``-inf`` where ``dropped``, bool of their shape, is true."""
+        """These candidates with the score ``-inf`` where ``dropped``, bool that broadcasts to their shape, is true."""
         return Candidates(self.scores.masked_fill(dropped, -torch.inf), self.tokens, self.beams)
 
     def gather(self, columns: Tensor) -> Candidates:

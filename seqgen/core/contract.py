@@ -24,6 +24,7 @@ SIMILARITY = 0.85
 
 FORMER = {
     "adjusts_scores": "changes_scores",
+    "processes_itself": "applies_processors",
     "independent_rows": "continues_each_beam",
     "takes_constraints": "enforces_constraints",
 }

@@ -360,6 +360,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if positions > 0:
             _change(incremental_state, "roll_back_state", positions)
 
+    @property
     def merge_obstacle(self) -> str:
         """Why the states of two batches cannot be merged although ``can_merge`` is true; empty if they can.
 

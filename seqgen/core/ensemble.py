@@ -56,6 +56,7 @@ class Ensemble:
         for model in self.models:
             for check in model.checks:
                 check(model)
+        for model in self.models:
             if any(module.training for module in model.modules()):
                 model.eval()
         try:

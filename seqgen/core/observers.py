@@ -142,7 +142,10 @@ class Observer(Component):
 
     setting = "observers"
 
-    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "beam_values", "merge", "token_fields")}
+    flags: ClassVar[Flags] = {
+        "can_merge": ("begin", "observe", "beam_values", "merge", "token_fields"),
+        "reads_finished": ("observe",),
+    }
 
     reads_finished: bool = True
     """True if it reads the finished hypotheses of a step, which are then copied before they change."""

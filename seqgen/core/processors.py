@@ -1,7 +1,6 @@
 """The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
-The processors are in ``tokens``, ``length``, ``prefix_trie`` and ``warpers``. ``options`` builds those of a
-configuration; the rules determine their order.
+Those of a configuration are in ``seqgen/decoding/processors/``; its rules determine their order.
 """
 
 from __future__ import annotations

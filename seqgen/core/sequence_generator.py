@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ class SequenceGenerator:
             ConfigError: the search strategy does not support the beam size or the constraints.
             DecodingError: a model returned NaN or infinity.
         """
-        setup = self.setup
+        setup = self.setup if not observers else replace(self.setup, observers=[*self.setup.observers, *observers])
         if isinstance(sample, Source):
             sample = Batch(torch.arange(len(sample.src_tokens)), sample)
         read = sample
@@ -73,7 +74,7 @@ class SequenceGenerator:
             read = stage.before(read)
         session_class = setup.search.session_class or Session
         with setup.ensemble.evaluating(), setup.active():
-            session = session_class(setup, DecodingRequest(read, prefix_tokens, constraints, observers))
+            session = session_class(setup, DecodingRequest(read, prefix_tokens, constraints))
             results: list[list[Hypothesis]] = session.run()
         for stage in setup.stages:
             results = [[stage.after(each, sample) for each in hypotheses] for hypotheses in results]

@@ -86,7 +86,7 @@ class Session:
         self.scoring: Scoring = (setup.scoring or Scoring)(setup, batch)
         self.scoring.attach(self.members)
         self.stopping = [begin_component(rule, batch) for rule in setup.stopping]
-        self.observers = [begin_component(observer, batch) for observer in (*setup.observers, *request.observers)]
+        self.observers = [begin_component(observer, batch) for observer in setup.observers]
         self.timed_out: Tensor | None = None
         self.num_done = 0
         self.first_end = int(batch.max_lengths.min())
@@ -253,9 +253,7 @@ class Session:
 
     def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
-        candidates = choose_candidates(self.search, context, scores)
-        alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
-        return Candidates(alive, candidates.tokens, candidates.beams)
+        return choose_candidates(self.search, context, scores).without(self.sentences.done.unsqueeze(1))
 
     def record(self, context: StepContext, scores: Scores) -> None:
         """Store what hypotheses list for each token: attention, and values of observers."""
@@ -325,7 +323,7 @@ class Session:
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
             sentence = int(self.live[damaged.any(1)][0])
-            users = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
+            users = sorted({type(part).__name__ for part in flattened(self.components) if not is_built_in(type(part))})
             raise DecodingError(
                 f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
                 f"are damaged or its dtype overflows{f', or {listing(users)} returns such scores' if users else ''}"

@@ -174,11 +174,12 @@ class DecodingSetup:
         models = self.ensemble.models
         unset = _without_merge([*self.components, *(model.decoder for model in models)])
         adjusting = [type(model).__name__ for model in models if model.adjusts_logits]
-        found = (getattr(model.decoder, "merge_obstacle", lambda: "")() for model in models)
+        found = (getattr(model.decoder, "merge_obstacle", "") for model in models)
         of_decoder = next(filter(None, found), "")
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(self.fast, name)]
         reasons = {
             f"debug.{listing(off)} is off": off,
+            "a stage changes batches before they are decoded": self.stages,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
             f"{listing(unset)} does not support it": unset,
             "a component or the output needs attention": ATTENTION in self.needs,
@@ -233,13 +234,11 @@ class DecodingRequest:
         sample: the batch; only its sources are read.
         prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right; or ``None``.
         constraints: for each sentence the phrases that its outputs must contain; or ``None``.
-        observers: observers of this call, besides those of the setup.
     """
 
     sample: Batch
     prefix_tokens: Tensor | None = None
     constraints: Sequence[Phrases] | None = None
-    observers: Sequence[Observer] = ()
 
 
 def _without_merge(parts: Sequence[Any]) -> list[str]:

@@ -22,11 +22,13 @@ from seqgen.core.structures import Batch, Hypothesis, Source
 from seqgen.modules.bit_exact import INNER, TILE, BitExact, rounded_up
 from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, apply_switches
 
+_FIXED_KERNELS = {INPUT_CHOICES: False, KERNEL_CHOICE: False}
+
 
 @contextmanager
 def bit_exact() -> Iterator[None]:
     """In the ``with`` block, models compute each row with the same bits in every batch."""
-    with INPUT_CHOICES.off(), BitExact():
+    with apply_switches(_FIXED_KERNELS), BitExact():
         yield
 
 
@@ -63,7 +65,7 @@ def make_bit_exact(setup: DecodingSetup) -> DecodingSetup:
         stages=[*setup.stages, TilePadding(setup.ensemble, setup.pad)],
         around=[
             *setup.around,
-            lambda _: apply_switches({INPUT_CHOICES: False, KERNEL_CHOICE: False}),
+            lambda _: apply_switches(_FIXED_KERNELS),
             *([lambda _: BitExact()] if own_loop else []),
         ],
         around_step=[*setup.around_step, *([] if own_loop else [lambda session, phase: BitExact()])],

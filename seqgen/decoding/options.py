@@ -109,11 +109,8 @@ def build_setup(
             f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
             "lower generation.nbest, or choose another strategy"
         )
-    if cfg.top_tokens and search.session_class is not None:
-        raise ConfigError(
-            f"generation.top_tokens={cfg.top_tokens} is not supported by {type(search).__name__}, which has its own "
-            "decoding loop; remove it, or use beam search, greedy search or sampling"
-        )
+    if cfg.top_tokens:
+        _check_default_loop(search, "top_tokens", cfg.top_tokens)
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
@@ -176,6 +173,14 @@ def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
     return fastest_threads(session.scores.numel(), session.scores.device)
 
 
+def _check_default_loop(search: Search, key: str, value: Any) -> None:
+    if search.session_class is not None:
+        raise ConfigError(
+            f"generation.{key}={value} is not supported by {type(search).__name__}, which has its own decoding loop; "
+            "remove it, or use beam search, greedy search or sampling"
+        )
+
+
 def _shortlist(
     cfg: GenerationConfig, search: Search, candidates: VocabularyMap | None, resources: Resources
 ) -> Shortlist | None:
@@ -192,11 +197,7 @@ def _shortlist(
                 "shortlist=MAP where the generator is built"
             )
         return None
-    if search.session_class is not None:
-        raise ConfigError(
-            f"generation.shortlist={cfg.shortlist} is not supported by {type(search).__name__}, which has its own "
-            "decoding loop; remove it, or use beam search, greedy search or sampling"
-        )
+    _check_default_loop(search, "shortlist", cfg.shortlist)
     forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
     return Shortlist(candidates, resources.dictionary, forced)
 

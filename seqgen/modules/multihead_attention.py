@@ -134,7 +134,7 @@ class MultiheadAttention(StatefulModule):
     @property
     def merge_obstacle(self) -> str:
         """Why the states of two batches cannot be merged; empty if they can."""
-        if self.cache is None or (made := self.cache()).can_merge:
+        if self.cache is None or isinstance(self.cache, KeyValueCache) or (made := self.cache()).can_merge:
             return ""
         return f"the key/value cache {type(made).__name__} does not support it"
 

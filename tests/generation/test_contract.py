@@ -16,7 +16,7 @@ from seqgen.core.beam_search import BeamSearch
 from seqgen.core.combinations import Combination
 from seqgen.core.component import NEEDS, Component
 from seqgen.core.contract import ContractError
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.rules import StoppingRule
@@ -316,6 +316,12 @@ def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
         (note,) = [note for note in decoding.notes if "continuous batching" in note]
         assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not support it", note)
         assert [one.text for one in decoded] == [one.text for one in usual.translate(TEXTS)]
+
+
+def test_scores_that_are_no_numbers_name_the_users_component() -> None:
+    processor = component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs * torch.nan)
+    with pytest.raises(DecodingError, match=r"NaN or infinite at step 0.* or Mine returns such scores"):
+        Translator(text_model(), beam=2).translate(TEXTS, processors=[processor])
 
 
 @pytest.mark.parametrize("method", ["append", "view", "reorder", "reorder_beams", "select"])

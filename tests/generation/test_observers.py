@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from seqgen.core.candidates import Candidates
 from seqgen.core.component import FORBIDDEN
+from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.structures import Hypothesis
 from tests.generators import make_generator
@@ -160,6 +163,25 @@ def test_outcomes_by_huggingfaces_rules() -> None:
         replaced += sum(len(lost) for steps in recorder.steps.values() for _, lost in steps)
     assert {"FINISHED", "ENDED_TOO_LOW", "BELOW_BEAM", "CONTINUES"} <= seen
     assert replaced >= 3
+
+
+def test_an_observer_of_one_call_has_its_needs_and_fields() -> None:
+    class Fields(Recorder):
+        def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
+            return {"beam": candidates.beams}
+
+    rule, recorders = random_rule(8, 1), [Fields(), Fields()]
+    options: dict[str, Any] = {"beam_size": 3, "max_len_b": 4}
+    always = make_generator([ScriptedModel(rule)], dictionary(4), observers=[recorders[0]], **options)
+    found = [always.generate(batch_of(SOURCES))]
+    once = make_generator([ScriptedModel(rule)], dictionary(4), **options)
+    found.append(once.generate(batch_of(SOURCES), observers=[recorders[1]]))
+    assert_same(*found, tolerance=0)
+    assert recorders[0].steps == recorders[1].steps
+    beams = [[one.fields["beam"].tolist() for hypotheses in each for one in hypotheses] for each in found]
+    assert beams[0] == beams[1]
+    assert len(always.setup.observers) == 1
+    assert len(once.setup.observers) == 0
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))

@@ -17,6 +17,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.structures import EncoderOut, Hypothesis
+from seqgen.decoding.bit_exact import TilePadding
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.stopping import StopStrings, TimeLimit
@@ -189,6 +190,12 @@ def test_stop_texts_are_searched_in_the_tokens_of_the_sentence_alone(name: str) 
 def test_obstacles(options: dict[str, Any], reason: str) -> None:
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), **options)
     assert generator.setup.merge_obstacle == reason
+
+
+def test_a_stage_of_batches_is_an_obstacle() -> None:
+    generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4))
+    setup = replace(generator.setup, stages=[TilePadding(generator.setup.ensemble, generator.setup.pad)])
+    assert setup.merge_obstacle == "a stage changes batches before they are decoded"
 
 
 @pytest.mark.parametrize("name", ["lstm_tiny", "transformer_tiny"])

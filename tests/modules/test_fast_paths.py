@@ -311,6 +311,7 @@ def test_errors_of_a_users_cache() -> None:
     module.cache = NoRollBack()
     with pytest.raises(ConfigError, match="set it to the class NoRollBack"):
         module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state={})
+    assert module.merge_obstacle == ""  # the first step says what is wrong
     module.cache = NoRollBack
     state: dict[Any, Any] = {}
     module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state=state)

@@ -79,12 +79,11 @@ class ExactSession:
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
-        if request.observers:
-            raise ConfigError("exact search knows an output only when it is complete, so that it cannot be streamed")
         if setup.observers:
             names = ", ".join(type(observer).__name__ for observer in setup.observers)
             raise ConfigError(
-                f"exact search has no steps that an observer ({names}) could see; remove it, or use another search"
+                "exact search knows an output only when it is complete, so that it cannot be streamed and has no steps "
+                f"that an observer ({names}) could see; remove it, or use another search"
             )
         assert isinstance(setup.search, ExactSearch)
         self.setup, self.wanted, self.expansions = setup, setup.beam_size, setup.search.expansions

@@ -313,13 +313,14 @@ def _after_common(texts: Sequence[str]) -> PendingText:
 
 
 def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
-    """Refuse prefixes and prompts, whose tokens are those of one vocabulary.
+    """Refuse prefixes and prompts, whose tokens are those of one vocabulary, and observers of its candidates.
 
     Raises:
         ConfigError: names what cannot be used.
     """
     prompts = any(spec.model.continues_source and spec.source != EMPTY for spec in setup.ensemble.members)
     given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None, "prompts": prompts}
+    given |= {type(observer).__name__: True for observer in setup.observers}
     for what, is_given in given.items():
         if is_given:
             raise ConfigError(f"members with different target vocabularies do not support {what}; remove it")
