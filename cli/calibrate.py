@@ -15,7 +15,7 @@ from seqgen.cli.line_decoding import load_noted, settings_of_part
 from seqgen.cli.output import check_output, write_report
 from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
 from seqgen.config import option
-from seqgen.config.settings import Settings, given_settings
+from seqgen.config.settings import given_settings
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.decoding.building import Resources, build
 from seqgen.registry import UTILITIES
@@ -79,8 +79,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
     lines, references = lines_with_references(cfg, task, references)
-    part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
-    translator = Translator(loaded, settings=part, **given_settings(cfg, overrides))
+    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), **given_settings(cfg, overrides))
     names = list(dict.fromkeys(cfg.generation.features)) or FEATURES
     decoding = translator.prepare(features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:

@@ -25,17 +25,23 @@ OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tu
 """By the name of a command without ``seqgen-`` the add-on that it belongs to."""
 
 
-TOOLS = {"runs": "seqgen.addons.compare.runs", "page of a trace": "seqgen.addons.traces.page"}
-"""Modules of add-ons that the command of another add-on uses, by what they show."""
+TOOLS = {
+    "a job (engine=ray, job.*, generation.workers, generation.part_lines)": "seqgen.addons.jobs.command",
+    "a trace": "seqgen.addons.traces.writer",
+    "the comparison of several systems": "seqgen.addons.compare.comparison",
+    "the page of a trace": "seqgen.addons.traces.page",
+    "the table of runs": "seqgen.addons.compare.runs",
+}
+"""Modules of add-ons that a command uses, by what they make."""
 
 
 def tool(name: str) -> Any:
     """A module of ``TOOLS``.
 
     Raises:
-        ConfigError: it belongs to an add-on that is not installed.
+        MissingAddonError: it belongs to an add-on that is not installed.
     """
-    return import_declared(TOOLS[name], f"what shows the {name}")
+    return import_declared(TOOLS[name], name)
 
 
 def installed() -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import (
     check_outputs,
     check_plain_text,
@@ -32,7 +33,6 @@ from seqgen.config.values import changed, split_argument
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.metrics import text_scores
-from seqgen.registry import import_declared
 from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         overrides = arguments.overrides
         given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
-            jobs = import_declared(
-                "seqgen.addons.jobs.command", "a job (engine=ray, job.*, generation.workers, generation.part_lines)"
-            )
+            jobs = tool("a job (engine=ray, job.*, generation.workers, generation.part_lines)")
             return int(jobs.run_job(cfg, given, overrides))
         generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
@@ -429,7 +427,7 @@ def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[st
         return NoTrace()
     if cfg.trace_options.reference_scores and references is None:
         raise ConfigError("trace_options.reference_scores has no effect without references; set reference=FILE")
-    writer = import_declared("seqgen.addons.traces.writer", f"trace={cfg.trace}").TraceWriter
+    writer = tool("a trace").TraceWriter
     return writer(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
 
 

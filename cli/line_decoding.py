@@ -104,14 +104,15 @@ def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
     return task.part(dataset.gen_source) if dataset.gen_source else task
 
 
-def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, str]:
+def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> Settings:
     """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
 
     Args:
         dataset: names the part, or none.
         task: the task of the first model.
     """
-    return task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
+    found = task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
+    return Settings().with_layer("part", found)
 
 
 def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log) -> list[LoadedModel]:
@@ -156,8 +157,7 @@ def prepare_decoding(
     """
     loaded = load_noted(cfg, device, note)
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        part = Settings().with_layer("part", settings_of_part(cfg.dataset, loaded[0].task))
-        translator = Translator(loaded, settings=part, **given)
+        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task), **given)
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
     if decoding.splitter is not None and own_lines and not decoding.task.reads_plain_lines:

@@ -35,14 +35,10 @@ class ReferencedTextConfig:
     """The keys of a command that decodes a text whose reference outputs are known."""
 
     path: list[str] = option([], "model, as for seqgen-generate; [A,B] for an ensemble", role="input_path")
-    input: str = option(
-        "", "text file of the validation set; empty for the split dataset.gen_subset", role="input_path"
-    )
+    input: str = option("", "text file to decode; empty for the split dataset.gen_subset", role="input_path")
     reference: str = option("", "text file with the reference outputs of input", role="input_path")
     prefix: str = like(GenerateConfig, "prefix")
-    json: str = option(
-        "", "file for the scores of all settings; - for standard output, not the table", role="output_path"
-    )
+    json: str = option("", "file for the scores; - for standard output, not the table", role="output_path")
     metric: str = option("bleu", "score to maximize", choices=METRICS)
     dataset: ReferencedSplitConfig = dataclasses.field(default_factory=ReferencedSplitConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import check_plain_text, load_noted
 from seqgen.cli.output import check_output, open_output, score_lines, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
@@ -20,7 +21,6 @@ from seqgen.core.structures import Hypothesis
 from seqgen.data.text import read_lines
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.modules.language_model import LanguageModel
-from seqgen.registry import import_declared
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
@@ -229,7 +229,7 @@ def compare_systems(cfg: ScoreConfig) -> int:
     Raises:
         UserError: a key or file cannot be used.
     """
-    keys, tools = cfg.compare, import_declared("seqgen.addons.compare.comparison", "the comparison of several systems")
+    keys, tools = cfg.compare, tool("the comparison of several systems")
     if cfg.json:
         check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
     names = system_names(cfg.hypothesis, keys.names)

@@ -23,6 +23,7 @@ from seqgen.checkpoints.loading import base_digest, load_model
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.commands import tool
 from seqgen.cli.provenance import note_prepared
 from seqgen.cli.run_folder import open_run
 from seqgen.config import BaseConfig, TrainConfig
@@ -32,7 +33,7 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.core.errors import CheckpointError, ConfigError, UserError
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
-from seqgen.registry import GROUPS, MODELS, TASKS, MissingAddonError, import_declared
+from seqgen.registry import GROUPS, MODELS, TASKS, MissingAddonError
 from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
@@ -80,7 +81,7 @@ def train_sweep(arguments: Arguments) -> int:
         if code:
             return code
     with suppress(MissingAddonError):
-        tables = import_declared("seqgen.addons.compare.runs", "the table of runs")
+        tables = tool("the table of runs")
         print(tables.table_by_score([base / name for _, name in jobs], metric))
     return 0
 

@@ -1,9 +1,9 @@
 """The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
 The groups are those of docs/reference.md, which has the arguments of each name. Users of models import from ``seqgen``,
-those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``; every other module is
-private and may move. A name is loaded
-when it is used.
+those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``, and those who derive a
+task from ``DenoisingTask`` from ``seqgen.addons.mixtures``; every other module is private and may move. A name is
+loaded when it is used.
 """
 
 from typing import TYPE_CHECKING

@@ -231,7 +231,3 @@ def _line(outcome: Outcome, errors: set[str]) -> str:
     parts = {"step": violation.step, "sentence": violation.sentence, "beam": violation.beam}
     place = ", ".join(f"{name} {number}" for name, number in parts.items() if number is not None)
     return f"{shown}\n    {place + ': ' if place else ''}{violation.what}"
-
-
-if __name__ == "__main__":
-    main()

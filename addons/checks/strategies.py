@@ -102,9 +102,9 @@ def _compare_with_model(subject: Decoding, **options: Any) -> None:
             history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
             logits = model(source.src_tokens, source.src_lengths, history).logits
             lprobs = model.get_normalized_probs(logits / setup.temperature)[0]
-            renormalized = _allowed(lprobs, setup, row, subject).log_softmax(-1)
-            options = {"": lprobs, ", renormalized over the tokens that the rules allow": renormalized}
-            found = {how: values.gather(1, tokens[:, None]).T for how, values in options.items()}
+            renormalized = _allowed(lprobs, setup, row).log_softmax(-1)
+            readings = {"": lprobs, ", renormalized over the tokens that the rules allow": renormalized}
+            found = {how: values.gather(1, tokens[:, None]).T for how, values in readings.items()}
             # a strategy may take either: the search asks ``Scores.lprobs`` or ``Scores.distribution``
             how, wanted = min(found.items(), key=lambda one: float((one[1] - hypothesis.positional_scores).abs().sum()))
             what = f"the scores are not those of the model for these tokens{how}"
@@ -116,7 +116,7 @@ def _compare_with_model(subject: Decoding, **options: Any) -> None:
                     subject.same(score, ranked, what="the score is not that of the length penalty")
 
 
-def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int, subject: Decoding) -> Tensor:
+def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int) -> Tensor:
     """The log-probabilities ``(T, V)``, with ``-inf`` where the rules forbid a token."""
     if not setup.rules.forces_end:
         return lprobs

@@ -85,7 +85,7 @@ def _show_trace(cfg: ShowConfig) -> None:
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
     check_output("page", output, file)
-    traces = tool("page of a trace")
+    traces = tool("the page of a trace")
     trace = traces.Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
@@ -128,7 +128,3 @@ def _tokenizer(path: Path) -> Tokenizer:
         return load_pretrained_tokenizer(path)
     separate = folder / "source_tokenizer"
     return load_tokenizer(separate if separate.is_dir() else folder / "tokenizer")
-
-
-if __name__ == "__main__":
-    main()

@@ -73,7 +73,7 @@ def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[s
         UserError: a key, model or file cannot be used.
     """
     keys = dict(map(split_argument, overrides))
-    _check_keys(cfg, keys)
+    _check_keys(cfg)
     place = Path(cfg.job.folder or f"{cfg.output}.parts")
     source = find_source(cfg.input, cfg.job.format, cfg.job.column)
     _check_places(cfg, source, place)
@@ -123,7 +123,7 @@ def _run(
     return FAILED_LINES if failed else 0
 
 
-def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
+def _check_keys(cfg: GenerateConfig) -> None:
     """Refuse keys that have no effect in a job.
 
     Raises:

@@ -111,7 +111,7 @@ def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
             )
     if cfg.json:
         check_output("json", cfg.json)
-    tables = tool("runs")
+    tables = tool("the table of runs")
     runs = tables.runs_of(cfg.runs, vars(cfg))
     if len(runs) != 2:
         names = ", ".join(run.name for run in runs)
@@ -309,7 +309,3 @@ def _key(key: str, decodes: tuple[Decode, Decode]) -> str:
     one, two = ("not set" if value is None else value_text(value) or '""' for value in values)
     given = not key.startswith("generation.") or any(each.settings.origin(key) != "default" for each in both)
     return f"{key} ({one} | {two}{'' if given else ', taken from the model'})"
-
-
-if __name__ == "__main__":
-    main()

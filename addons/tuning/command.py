@@ -15,7 +15,7 @@ from seqgen.cli.output import write_report
 from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
 from seqgen.config.compose import compose
 from seqgen.config.keys import did_you_mean, known_keys
-from seqgen.config.settings import Settings, given_settings
+from seqgen.config.settings import given_settings
 from seqgen.config.values import split_argument
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.metrics import Texts, TextScore, corpus_scores
@@ -72,8 +72,7 @@ def tune(cfg: ReferencedTextConfig, shared: Sequence[str], tuned: Sequence[str])
     def metric(outputs: Sequence[str]) -> TextScore:
         return corpus_scores([cfg.metric], Texts(outputs, references))[cfg.metric]
 
-    part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
-    translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
+    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), dtype=cfg.generation.dtype)
     given = given_settings(cfg, shared)
     merged = ((one, given | {k: v for each in one for k, v in values[each].items()}) for one in settings)
     trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
@@ -109,7 +108,3 @@ def _report(cfg: ReferencedTextConfig, shared: Sequence[str], trials: Sequence[T
     text.append(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best.setting])}")
     scored = [{"setting": dict(map(split_argument, one.setting)), "score": one.score.value} for one in trials]
     write_report("\n".join(text), {"metric": cfg.metric, "trials": scored}, cfg.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.extend import InputLine, LineOrder, LineStage, Translation, register_line_stage
@@ -22,6 +22,10 @@ class NumbersStage(LineStage):
         """Compare the numbers; see ``LineStage``."""
         found = re.findall(r"\d+", translation.text)
         return translation.with_extra("lacking", [each for each in re.findall(r"\d+", line.text) if each not in found])
+
+    def joined(self, whole: Translation, parts: Sequence[Translation]) -> Translation:
+        """List the numbers that any sentence of a line lacks; see ``LineStage``."""
+        return whole.with_extra("lacking", [each for part in parts for each in part.lacking])
 
     def record(self, translation: Translation) -> Mapping[str, Any]:
         """List the numbers in JSON; see ``LineStage``."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from seqgen.config.options import CALL, CONSTRAINS, Tags, option
 from seqgen.core.errors import ConfigError
-from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, import_declared
+from seqgen.registry import DECODING_COMPONENTS, SEARCHES, import_declared
 
 OPTIONS = (
     ("seqgen.decoding.search.options", "BeamOptions"),
@@ -38,13 +36,6 @@ OPTIONS = (
 
 The modules import ``seqgen.config.options`` only, so that a command reads its keys without importing the features.
 """
-
-
-def _installed() -> Iterator[type]:
-    """The classes of ``OPTIONS``, without those of add-ons that are not installed."""
-    for module, name in OPTIONS:
-        with contextlib.suppress(MissingAddonError):
-            yield getattr(import_declared(module, name), name)
 
 
 if TYPE_CHECKING:
@@ -92,7 +83,9 @@ if TYPE_CHECKING:
         """The keys of all features."""
 
 else:  # fields of the last base come first
-    Options = type("Options", (*reversed([*_installed()]),), {})
+    Options = type(
+        "Options", tuple(getattr(import_declared(module, name), name) for module, name in reversed(OPTIONS)), {}
+    )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The key of glossaries, see ``glossary``."""
+"""The key of glossaries, which the line stage ``glossary`` reads; see docs/terminology.md."""
 
 from __future__ import annotations
 

@@ -122,8 +122,8 @@ class LineStages:
         stages: the stages by name.
     """
 
-    def __init__(self, stages: Mapping[str, LineStage] | None = None):
-        self._stages = dict(stages or {})
+    def __init__(self, stages: Mapping[str, LineStage]):
+        self._stages = stages
 
     @classmethod
     def build(cls, cfg: GenerationConfig, resources: Resources) -> LineStages:

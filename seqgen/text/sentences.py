@@ -132,12 +132,12 @@ class ParagraphReader:
             the model continues text.
     """
 
-    def __init__(self, encoder: InputEncoder, stages: LineStages | None = None):
+    def __init__(self, encoder: InputEncoder, stages: LineStages):
         try:
             import sentencex  # noqa: F401
         except ImportError:
             raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
-        self.encoder, self.cfg, self.stages = encoder, encoder.cfg, stages or LineStages()
+        self.encoder, self.cfg, self.stages = encoder, encoder.cfg, stages
         self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
         tokenizer = encoder.task.source_tokenizer
         known = tokenizer.languages.source_lang if tokenizer.languages else ""

@@ -51,6 +51,7 @@ from tests.model_zoo import VOCAB, TinyTask, build
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
+SENTENCES = ("generation.input_split=sentences", "generation.input_split_lang=en")
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "extending"
 SETTINGS: dict[str, Any] = {"beam": 4, "nbest": 4, "max_len_b": 10}
 
@@ -247,16 +248,19 @@ def test_reranker(runs: Path) -> None:
 
 def test_line_stage(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LINE_STAGES, "_entries", {})  # a stage without a key would run in every test after this one
-    (tmp_path / "input").write_text("a dog 3 4\n\na dog\n", encoding="utf-8")
+    (tmp_path / "input").write_text("A dog 3. A man 4.\n\na dog\n", encoding="utf-8")
     keys = (f"path={runs / 'a'}", f"input={tmp_path / 'input'}", "format=json", "generation.max_len_b=12")
     outcome = command("generate", f"common.user_dir={EXAMPLES / 'line_stage.py'}", *keys)
     assert outcome.code == 0, outcome.err
     assert "numbers of the sources that outputs lack: 2" in outcome.err
     found = [json.loads(line) for line in outcome.out.splitlines()]
     assert [line.get("lacking") for line in found] == [["3", "4"], None, None]
-    with_stage = Translator(str(runs / "a")).translate(["a dog 3 4", ""])
+    with_stage = Translator(str(runs / "a")).translate(["A dog 3. A man 4.", ""])
     assert [line.lacking for line in with_stage] == [["3", "4"], []]
     assert copy.deepcopy(pickle.loads(pickle.dumps(with_stage[0]))).lacking == ["3", "4"]
+    outcome = command("generate", f"common.user_dir={EXAMPLES / 'line_stage.py'}", *keys, *SENTENCES)
+    assert outcome.code == 0, outcome.err
+    assert "numbers of the sources that outputs lack: 2" in outcome.err
     with pytest.raises(AttributeError, match="no line stage added it"):
         _ = with_stage[0].lackign
 

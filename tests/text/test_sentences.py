@@ -16,6 +16,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.text.input_line import InputEncoder, InputLine
+from seqgen.text.line_stages import LineStages
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.sentences import LANGUAGES, WINDOW, ParagraphReader, SplitText, split_text
 from seqgen.text.translator import Translator
@@ -171,7 +172,7 @@ def echo(lines: list[InputLine]) -> Iterator[Translation]:
 
 def reader(**values: Any) -> ParagraphReader:
     cfg = GenerationConfig(**{**SPLIT, **values})
-    return ParagraphReader(InputEncoder([text_model()], cfg, lambda lengths: lengths + 9))
+    return ParagraphReader(InputEncoder([text_model()], cfg, lambda lengths: lengths + 9), LineStages({}))
 
 
 @given(st.lists(HOSTILE, max_size=4))
