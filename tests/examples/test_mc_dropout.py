@@ -130,5 +130,5 @@ def test_keys_and_refusals(tmp_path: Path) -> None:
         if isinstance(module, Dropout):
             module.p = 0.0
     none = make_generator([plain], dictionary(VOCAB - 4), search_strategy=McDropout())
-    with pytest.raises(ConfigError, match=r"trained without dropout of features; give search\.rate"):
+    with pytest.raises(ConfigError, match=r"trained without dropout of features; set search\.rate"):
         none.generate(batch_of(SOURCES))

@@ -87,6 +87,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "penalties": {"unkpen": -2.0, "suppress": ["w2", "w4", "w6"], "sequence_bias": ["w9=-1"]},
     "ends": {"end_symbols": ["w8"], "suppress_at_begin": ["w8", "w9"], "temperature": 1.7},
     "top tokens": {"top_tokens": 30},
+    "groups": {"search": "diverse_beam"},
+    "siblings": {"search": "diverse_siblings"},
     "attention": {"coverage_penalty": 0.5, "need_attention": True},
 }
 SUPPORTS = [name for name, model in ZOO.items() if not model.is_language_model and name not in ("lstm_tiny", "average")]
@@ -215,10 +217,9 @@ class Ones(LogitsProcessor):
         ("transformer_tiny", {"no_repeat_ngram_size": 2}),
         ("transformer_tiny", {"sequence_bias": ["w1 w2=1.0"]}),
         ("transformer_tiny", {"sampling": True, "sampling_topk": 3}),
-        ("transformer_tiny", {"search": "diverse_beam"}),
         ("lstm_tiny", {}),
     ],
-    ids=["processor", "ngrams", "bias", "sampling", "groups", "features"],
+    ids=["processor", "ngrams", "bias", "sampling", "features"],
 )
 @pytest.mark.slow
 def test_what_needs_the_whole_vocabulary_gets_it(name: str, keys: dict[str, Any], made: list[bool]) -> None:

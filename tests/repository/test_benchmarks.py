@@ -145,7 +145,7 @@ def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[
     [
         (["a", "--formats", "int8"], "--formats must begin with float32"),
         (["c", "--against", "HEAD"], "benchmark c does not use --against"),
-        (["b", "--fairseq", "python", "--tiny"], "remove --tiny"),
+        (["b", "--fairseq", "python", "--tiny"], "leave out --tiny"),
         (["a", "--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
     ],
 )

@@ -217,7 +217,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     make_run(tmp_path / "runs/x/1")
     monkeypatch.chdir(tmp_path)
     for arguments, words in (
-        ([], "nothing is given to show"),
+        ([], "nothing to show"),
         ([f"{tmp_path}/no"], "there is no such folder"),
         ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written to standard output"),
         ([f"{tmp_path}/runs", "page=x", "json=x"], "page=x would overwrite the output x"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-import seqgen.core.session
+import seqgen.core.scoring
 from seqgen.addons.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
 from seqgen.addons.traces.records import StepTrace
 from seqgen.core.member import Member
@@ -141,8 +141,8 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    working = seqgen.core.session.log_sum_exp
-    monkeypatch.setattr(seqgen.core.session, "log_sum_exp", lambda logits: working(logits) + 0.01)
+    working = seqgen.core.scoring.log_sum_exp
+    monkeypatch.setattr(seqgen.core.scoring, "log_sum_exp", lambda *given: working(*given) + 0.01)
     outcome = diff(runs)
     assert cause(outcome) == "debug.skip_log_softmax"
     assert place(outcome) == (1, 0, 1, "cumulative score")

@@ -175,7 +175,7 @@ def test_loading_never_has_two_copies_of_the_weights(kind: str, tmp_path: Path) 
     script = """
 import sys, threading, time, torch, seqgen.models, seqgen.tasks
 from seqgen.checkpoints.loading import load_model
-from seqgen.system.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 
 def resident():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
@@ -191,7 +191,7 @@ def watch():
 
 thread = threading.Thread(target=watch)
 thread.start()
-with switched({MAPPED_WEIGHTS: sys.argv[3] != "copied"}):
+with apply_switches({MAPPED_WEIGHTS: sys.argv[3] != "copied"}):
     model = load_model(sys.argv[1], dtype=None if sys.argv[3] in ("as saved", "copied") else sys.argv[3]).model
 done.set()
 thread.join()

@@ -282,7 +282,12 @@ def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) ->
     (tmp_path / "text").write_text("the dog\nno\n" * 20)
     changes = {"run_dir": f"{tmp_path}/new", "task.train": f"{tmp_path}/text", "task.valid": f"{tmp_path}/text"}
     arguments = [f"{key}={changes.get(key, value)}" for key, _, value in (word.partition("=") for word in words)]
-    few = ["optimization.max_update=60", "lr_scheduler.warmup_updates=4", "task.sample_break_mode=eos"]
+    few = [
+        "optimization.max_update=60",
+        "optimization.lr=0.005",
+        "lr_scheduler.warmup_updates=4",
+        "task.sample_break_mode=eos",
+    ]
     trained = command("train", *arguments, *few, "common.log_format=lines", "common.threads=1", "task.workers=1")
     assert trained.code == 0, trained.err
     settings = ["generation.max_len=8", "generation.min_len=0"]
