@@ -5,8 +5,9 @@ A unigram model draws a segmentation ``s`` of a text from its ``nbest`` best one
 
     P(s | text) = p(s) ^ alpha / sum over t of p(t) ^ alpha
 
-Only training pairs are sampled; they depend on the seed, the epoch and the line. A sample that is longer than the
-limits of the model is not used. The text of a line is that of its stored tokens. ::
+Only training pairs are sampled. In one process they depend on the seed, the epoch and the line; SentencePiece 0.2.3
+mixes a number of the process into each seed, so that a run that is continued draws others. A sample that is longer than
+the limits of the model is not used. The text of a line is that of its stored tokens. ::
 
     seqgen-train common.user_dir=examples/papers/subword_regularization.py task=subword_regularization
         task.source_lang=en task.target_lang=de task.train=DATA/train task.valid=DATA/val model=transformer_tiny
@@ -51,7 +52,7 @@ class Sampler:
         self.processor: Any = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
 
     def __call__(self, text: str, seed: int) -> list[int]:
-        """The ids of a text, without end-of-sentence; the same seed gives the same ids."""
+        """The ids of a text, without end-of-sentence; in one process the same seed gives the same ids."""
         with _LOCK:
             sentencepiece.set_random_generator_seed(seed)
             pieces = self.processor.encode(

@@ -67,7 +67,8 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     assert {flag for _, flag, _ in found} == {
         *("can_merge", "ignores_context", "continues_each_beam", "keeps_single", "session_class"),
         *("shift_invariant", "takes_columns", "token_attributes", "output_columns"),
-        *("shares_encoder_output", "reads_history", "can_roll_back", "supports_packing"),
+        *("shares_encoder_output", "reads_history", "reads_finished", "can_roll_back"),
+        "supports_packing",
         "certifiable",
         *("reorder_state_beams", "select_state"),
         *("is_composed", "normalizes_by_softmax", "adjusts_logits", "moves_rows_by_modules", "samples_tokens"),
