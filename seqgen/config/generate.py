@@ -9,6 +9,9 @@ from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig
 from seqgen.config.generation import DebugConfig, GenerationConfig
 from seqgen.config.options import option
 
+OUTPUT_FORMATS = ["text", "json", "fairseq", "tsv"]
+"""The values of ``format``; ``register_format`` adds one."""
+
 
 @dataclass
 class GenerateDatasetConfig:
@@ -148,7 +151,7 @@ class GenerateConfig:
     format: str = option(
         "text",
         "output format; tsv has a header and the columns source, output, score, confidence and review",
-        choices=("text", "json", "fairseq", "tsv"),
+        choices=OUTPUT_FORMATS,
     )
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
     remove_bpe: str = option(

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import seqgen.config
 import seqgen.extend
 from examples.extending import cache
 from examples.extending.combination import PowerMean
@@ -381,8 +382,9 @@ def _all(found: list[Translation]) -> list[Any]:
 
 def test_the_reference_is_the_surface() -> None:
     """Every name is in one group, and the page is what ``python -m tests.reference`` writes."""
-    names = [*chain.from_iterable(reference.groups().values())]
-    assert sorted(names) == sorted({*seqgen.extend.__all__}) == sorted(seqgen.extend.__all__)
+    for module in (seqgen.extend, seqgen.config):
+        names = [*chain.from_iterable(reference.groups(module).values())]
+        assert sorted(names) == sorted({*module.__all__}) == sorted(module.__all__)
     assert (reference.ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference.page()
 
 
