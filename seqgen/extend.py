@@ -1,9 +1,9 @@
 """The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
-The groups are those of docs/reference.md, which has the arguments of each name. Users of models import from ``seqgen``,
-those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``, and those who derive a
-task from ``DenoisingTask`` from ``seqgen.addons.mixtures``; every other module is private and may move. A name is
-loaded when it is used.
+The groups are those of docs/reference.md, which has the arguments of each name. Keys and settings are in
+``seqgen.config``. Users of models import from ``seqgen``, those who examine models and decodes from
+``seqgen.inspection`` and ``seqgen.addons.traces``, and those who derive a task from ``DenoisingTask`` from
+``seqgen.addons.mixtures``; every other module is private and may move. A name is loaded when it is used.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from seqgen.checkpoints.torch_file import read_torch_file
     from seqgen.cli.command import Arguments, import_plugins, log, run, set_up_device
     from seqgen.cli.line_decoding import check_plain_text
+    from seqgen.cli.model_formats import register_model_format
     from seqgen.cli.output import check_output, write_report
     from seqgen.cli.referenced_text import ReferencedText, ReferencedTextConfig, read_referenced_text
     from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
@@ -129,7 +130,7 @@ if TYPE_CHECKING:
     from seqgen.text.input_line import InputLine, split_alternatives, with_prefixes
     from seqgen.text.languages import TextModel, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
-    from seqgen.text.output_formats import FORMATS, Writer, register_format
+    from seqgen.text.output_formats import FORMATS, Writer, register_output_format
     from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, count_ngrams,
         expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
@@ -176,9 +177,9 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 __all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "Feature", "InputLine", "LineOrder", "LineStage", "Matrix"]
 __all__ += ["ModelInMemory", "NgramUtility", "Reranker", "TextDecoding", "TextHypothesis", "TextModel", "TextScore"]
 __all__ += ["Texts", "Translation", "Utility", "WordStreamer", "Writer", "corpus_metric", "corpus_scores"]
-__all__ += ["count_ngrams", "encode_target", "expected_utilities", "register_feature", "register_format"]
-__all__ += ["register_line_stage", "register_metric", "register_reranker", "register_utility", "split_alternatives"]
-__all__ += ["utility_from_config", "with_prefixes"]
+__all__ += ["count_ngrams", "encode_target", "expected_utilities", "register_feature", "register_line_stage"]
+__all__ += ["register_metric", "register_output_format", "register_reranker", "register_utility"]
+__all__ += ["split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
 __all__ += ["ACTIVATIONS", "MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
@@ -212,7 +213,7 @@ __all__ += ["run_folder", "split_path", "stacked_pieces"]
 # Commands
 __all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output"]
 __all__ += ["check_plain_text", "clock", "compose", "duration", "import_plugins", "log", "read_referenced_text"]
-__all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
+__all__ += ["register_model_format", "run", "set_up_device", "split_argument", "to_dict", "write_report"]
 # Files and processes
 __all__ += ["STOPPING", "NotedSignals", "available_cores", "disk_errors", "end_with", "fingerprint", "is_stored"]
 __all__ += ["new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json", "parse_yaml"]

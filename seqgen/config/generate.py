@@ -10,7 +10,7 @@ from seqgen.config.generation import DebugConfig, GenerationConfig
 from seqgen.config.options import option
 
 OUTPUT_FORMATS = ["text", "json", "fairseq", "tsv"]
-"""The values of ``format``; ``register_format`` adds one."""
+"""The values of ``format``; ``register_output_format`` adds one."""
 
 
 @dataclass

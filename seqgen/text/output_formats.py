@@ -211,13 +211,15 @@ FORMATS: dict[str, Format] = {
 }
 """The formats by name: functions from a prepared decoding, and the references if there are any, to a writer."""
 
+BUILT_IN = frozenset(FORMATS)
 
-def register_format(name: str) -> Callable[[F], F]:
+
+def register_output_format(name: str) -> Callable[[F], F]:
     """Add an output format: the value ``name`` of ``format``.
 
     The decorated function takes the prepared decoding, and the references or ``None``; it returns a ``Writer``::
 
-        @register_format("numbered")
+        @register_output_format("numbered")
         def numbered(decoding, references):
             return lambda translation: f"{translation.id}\\t{translation.text}\\n"
 
