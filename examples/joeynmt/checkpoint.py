@@ -240,8 +240,8 @@ def read_settings(config: ForeignConfig, dictionary: Dictionary) -> dict[str, An
     never = [dictionary.bos()] + ([] if config.get("testing.generate_unk", True) else [dictionary.unk()])
     return {
         "beam": config.get("testing.beam_size", 1, minimum=1),
-        "length_penalty": "wu",
-        "lenpen": max(config.get("testing.beam_alpha", -1.0), 0.0),
+        "length_penalty_form": "wu",
+        "length_penalty": max(config.get("testing.beam_alpha", -1.0), 0.0),
         "min_len": config.get("testing.min_output_length", 1),
         "max_len_a": 1.5 if longest < 0 else 0.0,
         "max_len_b": max(longest, 0),

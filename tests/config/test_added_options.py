@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seqgen.cli.keys import every_key
-from seqgen.config import GenerateConfig, GenerationConfig, JobGenerationConfig, TrainConfig, option
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
 from seqgen.config.added_options import _decorate_again, _schemas, register_options
 from seqgen.config.generation import Options, keys_tagged
 from seqgen.config.keys import types_of
@@ -82,13 +82,10 @@ def test_keys_of_a_users_file(file: Path) -> None:
 
     refused(command("generate", own, "path=a", "generation.pace=-1"), "generation.pace=-1.0 is below its minimum, 0")
     refused(command("generate", own, "path=a", "generation.word_bonus=1"), "did you mean 'generation.pace'?")
-    for schema in (GenerationConfig, JobGenerationConfig):
-        cfg = schema(beam=4, pace=0.5)  # type: ignore[call-arg]
-        assert from_dict(schema, to_dict(cfg), "values") == cfg != schema(beam=4)
-        assert "pace=0.5" in repr(cfg)
-        assert schema().paced == []  # type: ignore[union-attr]
-    assert JobGenerationConfig(workers=2).part_lines == JobGenerationConfig().part_lines == 4096
-    assert {field.name: field.metadata for field in dataclasses.fields(JobGenerationConfig)}["workers"]["maximum"]
+    cfg = GenerationConfig(beam=4, pace=0.5)  # type: ignore[call-arg]
+    assert from_dict(GenerationConfig, to_dict(cfg), "values") == cfg != GenerationConfig(beam=4)
+    assert "pace=0.5" in repr(cfg)
+    assert GenerationConfig().paced == []  # type: ignore[attr-defined]
     assert "pace" in keys_tagged(CALL)
 
 
@@ -120,7 +117,7 @@ def test_what_cannot_be_registered() -> None:
 
     for options, message in (
         (Taken, "Taken .*: the key generation.beam exists; rename yours"),
-        (OfJobs, "generation.workers exists"),
+        (OfJobs, "job.workers exists"),
         (Bare, "Bare .* must be a dataclass whose fields are declared by option"),
         (int, "int .* must be a dataclass"),
     ):
