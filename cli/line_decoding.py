@@ -201,7 +201,7 @@ def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str
 WRITTEN = {
     "nbest": ("only the best hypothesis of each line", "format=json or format=fairseq"),
     "confidence": ("no probabilities", "format=json or format=tsv"),
-    "features": ("no features", "format=json"),
+    "quality_features": ("no features", "format=json"),
     "top_tokens": ("no probable tokens", "format=json"),
 }
 """By key of the ``generation`` group: what other formats write of it, and the formats that write all."""

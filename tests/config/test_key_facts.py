@@ -25,8 +25,8 @@ FACTS = {
     "KEEPS_SCORES": """
         semantics beam nbest source_lang input_split input_split_lang max_len_a max_len_b max_len
         early_stopping end_symbols stop_strings max_time normalize_scores length_penalty length_penalty_form seed draft
-        draft_tokens prompt_lookup mbr rerank top_tokens replace_unknown observers quality_features confidence review_share
-        review_risk member_sources max_tokens batch_size buffer_size dtype
+        draft_tokens prompt_lookup mbr rerank top_tokens replace_unknown observers quality_features confidence
+        review_share review_risk member_sources max_tokens batch_size buffer_size dtype
     """,
     "ACROSS_VOCABULARIES": """
         semantics beam nbest max_len_a max_len_b max_len min_len normalize_scores length_penalty length_penalty_form
