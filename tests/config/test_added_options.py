@@ -13,9 +13,8 @@ import pytest
 
 from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.added_options import _decorate_again, _schemas, register_options
+from seqgen.config.added_options import _decorate_again, register_options
 from seqgen.config.generation import Options, keys_tagged
-from seqgen.config.keys import types_of
 from seqgen.config.options import CALL
 from seqgen.config.user_files import _USER_FILES, user_modules
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
@@ -62,10 +61,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
     for name in [name for name, known in user_modules() if known == str(tmp_path / "pace.py")]:
         del sys.modules[name], _USER_FILES.files[name]
     Options.__bases__ = bases
-    for schema in _schemas(GenerationConfig):
-        _decorate_again(schema)
-    keys_tagged.cache_clear()
-    types_of.cache_clear()
+    _decorate_again()
     DEFAULTS.clear()
     DEFAULTS.update(defaults)
 
