@@ -103,16 +103,11 @@ def test_what_cannot_be_registered() -> None:
         beam: int = option(1, "a key that exists")
 
     @dataclass
-    class OfJobs:
-        workers: int = option(1, "a key that jobs have")
-
-    @dataclass
     class Bare:
         pace: int = 1
 
     for options, message in (
         (Taken, "Taken .*: the key generation.beam exists; rename yours"),
-        (OfJobs, "job.workers exists"),
         (Bare, "Bare .* must be a dataclass whose fields are declared by option"),
         (int, "int .* must be a dataclass"),
     ):
