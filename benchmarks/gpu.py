@@ -128,7 +128,7 @@ def compare_outputs(plan: Plan, device: str, end: float) -> bool:
             small = mock.patch.multiple(captured, _SMALLEST_SOURCE=4, _SMALLEST_WINDOW=4)
             try:
                 with small, replays() as replay:
-                    found = decode(name, device, {**options, "captured_steps": captures})
+                    found = decode(name, device, {**options, "cuda_graphs": captures})
                 assert_equal(found, decode(name, "cpu", options))
                 replayed += replay.call_count > 0
             except Exception as error:
@@ -194,7 +194,7 @@ class Subject:
         if counts is None:
             torch.cuda.empty_cache()
         load = replace(self.load, sentences=sentences, batch=sentences, beam=beam)
-        request = {**load.request(self.vocabulary), "switches": {"captured_steps": captures}}
+        request = {**load.request(self.vocabulary), "switches": {"cuda_graphs": captures}}
         first = worker.answer(request)  # its memory includes that of recordings
         with replays() as replay:
             waits: float | str = round(waits_of(lambda: worker.answer(request), counts) / load.length, 1)

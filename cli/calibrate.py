@@ -80,8 +80,8 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     task = loaded[0].task
     lines, references = lines_with_references(cfg, task, references)
     translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), **given_settings(cfg, overrides))
-    names = list(dict.fromkeys(cfg.generation.features)) or FEATURES
-    decoding = translator.prepare(features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
+    names = list(dict.fromkeys(cfg.generation.quality_features)) or FEATURES
+    decoding = translator.prepare(quality_features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:
         log(note)
     target = task.target_tokenizer
@@ -124,9 +124,9 @@ def _check_keys(cfg: CalibrateConfig) -> None:
         )
     if cfg.generation.confidence and cfg.quality is not None:
         raise ConfigError("quality has no effect with generation.confidence, whose file contains it; remove the key")
-    if cfg.generation.confidence and cfg.generation.features:
+    if cfg.generation.confidence and cfg.generation.quality_features:
         raise ConfigError(
-            "generation.features has no effect with generation.confidence, whose file contains it; remove it"
+            "generation.quality_features has no effect with generation.confidence, whose file contains it; remove it"
         )
     if cfg.output and not cfg.output.endswith(".json"):
         raise ConfigError(f"output={cfg.output} must end in .json; give another name")

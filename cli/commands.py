@@ -26,7 +26,7 @@ OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tu
 
 
 TOOLS = {
-    "a job (engine=ray, job.*, generation.workers, generation.part_lines)": "seqgen.addons.jobs.command",
+    "a job (engine=ray, job.*)": "seqgen.addons.jobs.command",
     "a trace": "seqgen.addons.traces.writer",
     "the comparison of several systems": "seqgen.addons.compare.comparison",
     "the page of a trace": "seqgen.addons.traces.page",

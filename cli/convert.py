@@ -38,8 +38,8 @@ DESCRIPTION = """writes a model in another form, which format chooses. run: a ru
 or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5 or
 transformer. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
 files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the
-outputs allowed by generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the
-mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
+outputs that generation.allowed_outputs allows, encoded for a model, as a file that decoding maps into memory. average:
+the mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
 which may be runs of one architecture; it is written to checkpoints/average in the run folder (the first one, if there
 are several), or with output=NEW as a run of its own."""
 
@@ -70,7 +70,7 @@ class ConvertConfig:
         "run", "what is written", choices=("run", "huggingface", "export", "ctranslate2", "average", "trie")
     )
     input: str = option(
-        "", "with format=trie: the allowed outputs, in a form of generation.prefix_trie", role="input_path"
+        "", "with format=trie: the allowed outputs, in a form of generation.allowed_outputs", role="input_path"
     )
     source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
@@ -216,7 +216,7 @@ def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
     trie = trie_of_file(Path(cfg.input), Resources(task.target_dictionary, task.target_tokenizer.encode))
     trie.save(Path(cfg.output))
     print(f"{cfg.output}: a trie of {len(trie.tokens):,} nodes")
-    print(f"decode:    seqgen-generate path={cfg.path[0]} input=FILE generation.prefix_trie={cfg.output}")
+    print(f"decode:    seqgen-generate path={cfg.path[0]} input=FILE generation.allowed_outputs={cfg.output}")
 
 
 def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:

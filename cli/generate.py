@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         overrides = arguments.overrides
         given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
-            jobs = tool("a job (engine=ray, job.*, generation.workers, generation.part_lines)")
+            jobs = tool("a job (engine=ray, job.*)")
             return int(jobs.run_job(cfg, given, overrides))
         generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
@@ -70,7 +70,7 @@ def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
     keys = [split_argument(override)[0] for override in overrides]
     if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
         raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or set engine=ray")
-    of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
+    of_job = [key for key in keys if key.startswith("job.")]
     return cfg.engine == "ray" or bool(of_job)
 
 

@@ -171,7 +171,7 @@ def prepare_decoding(
     mark = "@@" if cfg.remove_bpe == "subword_nmt" else SPACE
     if cfg.remove_bpe and mark not in target.decode([i for i, piece in enumerate(target.dictionary) if mark in piece]):
         raise ConfigError(f"remove_bpe={cfg.remove_bpe} has no effect: no output of the model has a {mark}; remove it")
-    used = {"nbest": cfg.trace, "top_tokens": decoding.cfg.features or decoding.cfg.confidence}
+    used = {"nbest": cfg.trace, "top_tokens": decoding.cfg.quality_features or decoding.cfg.confidence}
     for key, (what, formats) in WRITTEN.items():
         value = getattr(decoding.cfg, key)
         if value != DEFAULTS[key] and cfg.format not in formats and not used.get(key):
@@ -201,7 +201,7 @@ def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str
 WRITTEN = {
     "nbest": ("only the best hypothesis of each line", "format=json or format=fairseq"),
     "confidence": ("no probabilities", "format=json or format=tsv"),
-    "features": ("no features", "format=json"),
+    "quality_features": ("no features", "format=json"),
     "top_tokens": ("no probable tokens", "format=json"),
 }
 """By key of the ``generation`` group: what other formats write of it, and the formats that write all."""

@@ -9,8 +9,8 @@ from seqgen.cli.generate import input_lines, split_references
 from seqgen.cli.line_decoding import check_path_and_split
 from seqgen.cli.output import check_output
 from seqgen.config import (
-    DebugConfig,
     DecodingCommonConfig,
+    FastConfig,
     GenerateConfig,
     GenerateDatasetConfig,
     GenerationConfig,
@@ -44,7 +44,7 @@ class ReferencedTextConfig:
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
-    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+    fast: FastConfig = dataclasses.field(default_factory=FastConfig)
 
 
 def lines_with_references(

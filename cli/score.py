@@ -43,7 +43,7 @@ OF_MODELS = ("output", "tokens_per_sample", "context_window", "reading", "genera
 class ScoringConfig:
     """Keys of scoring by models."""
 
-    unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
+    normalize_scores: bool = option(True, "report means of log-probabilities; false for sums")
     combination: str = like(GenerationConfig, "combination")
     components: dict[str, Any] = like(GenerationConfig, "components")
     batch_size: int = option(64, "sentences per batch", minimum=1)

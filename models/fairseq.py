@@ -185,7 +185,7 @@ def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> 
 def _tokenizer(side: _Side, languages: FairseqLanguages | None = None) -> Tokenizer:
     text: Tokenizer = WhitespaceTokenizer(side.dictionary)
     if side.sentencepiece is not None:
-        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, origin=str(side.sentencepiece))
+        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, location=str(side.sentencepiece))
     return text if languages is None else LanguageTokenizer(text, side.codes, languages.convention(side.codes))
 
 

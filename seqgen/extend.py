@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from seqgen.core.combinations import Combination, ProbabilityMean
     from seqgen.core.component import (
         ATTENTION,
-        FEATURES,
         FORBIDDEN,
+        HIDDEN_STATES,
         LAYER_LOGITS,
         MEMBER_LOGITS,
         MEMBER_LPROBS,
@@ -171,7 +171,7 @@ __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "Data
 __all__ += ["GenerationConfig", "ReadingConfig", "ResourceError", "TrainConfig", "UserError", "nearest", "option"]
 __all__ += ["register_options", "shown"]
 # All decoding components
-__all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
+__all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
 __all__ += ["best_continuations", "gather_beams", "map_tensors"]
 # Search strategies

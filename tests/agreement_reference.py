@@ -55,9 +55,9 @@ def texts_of(tokenizer: Tokenizer) -> list[bytes]:
     return texts
 
 
-def score_of(lprobs: Sequence[Sequence[float]], weights: Sequence[float], lenpen: float = 1.0) -> float:
+def score_of(lprobs: Sequence[Sequence[float]], weights: Sequence[float], length_penalty: float = 1.0) -> float:
     pairs = zip(weights, lprobs, strict=True)
-    return sum(weight * sum(own) / max(1, len(own)) ** lenpen for weight, own in pairs)
+    return sum(weight * sum(own) / max(1, len(own)) ** length_penalty for weight, own in pairs)
 
 
 def all_joint_outputs(

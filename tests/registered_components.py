@@ -56,7 +56,7 @@ PROCESSORS: dict[str, Callable[[Resources], LogitsProcessor]] = {
     "min_p": lambda words: MinP(0.1),
     "minimum_length": lambda words: MinimumLength(3),
     "no_repeat_ngram": lambda words: NoRepeatNgram(2),
-    "prefix_trie": lambda words: TrieConstraint(
+    "allowed_outputs": lambda words: TrieConstraint(
         PrefixTrie.of([*words.ids(line), words.dictionary.eos()] for line in ALLOWED)
     ),
     "remove_invalid": lambda words: RemoveInvalid(),

@@ -21,7 +21,7 @@ from seqgen.addons.checks import search
 from seqgen.addons.checks.checking import Advice, Invariants, NotApplicableError, Violation, at, needs, require
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import SOURCES, Decoding
-from seqgen.config import DebugConfig
+from seqgen.config import FastConfig
 from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.combinations import Combination, combine
 from seqgen.core.component import Component, Composite
@@ -38,7 +38,7 @@ from seqgen.decoding.continuous_batching import generate_continuously
 WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
 
-SWITCHES = [field.name for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT]
+SWITCHES = [field.name for field in fields(FastConfig) if field.name not in WITHOUT_EFFECT]
 """Each other optimization of decoding."""
 
 
@@ -113,7 +113,7 @@ def holds_in_an_ensemble(subject: Decoding) -> None:
         search.alone_equals_batched(subject)
     except ConfigError as error:
         raise NotApplicableError(f"ensembles are refused: {error}") from None
-    plain = subject.decode(subject.batch(), debug=DebugConfig.off(*SWITCHES))
+    plain = subject.decode(subject.batch(), fast=FastConfig.off(*SWITCHES))
     what = "an ensemble of two models gives another result without optimizations"
     same_hypotheses(subject, subject.decode(subject.batch()), plain, what)
     with suppress(NotApplicableError):
@@ -457,7 +457,7 @@ COMPONENT_ADVICE: Advice[Decoding] = {
         "too: let it ask Scores.lprobs)"
     ),
     "optimized = not optimized | use_cache": (
-        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
+        "the result differs if nothing is cached (fast.use_cache=false computes all positions at each step): the "
         "component changes a decoder's cache or features in place, or depends on how a step is computed"
     ),
     "alone = in a batch": _MIXES_SENTENCES,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, at, needs, require
 from seqgen.addons.checks.subject import SOURCES, Decoding, Results, Subject
-from seqgen.config import DebugConfig
+from seqgen.config import FastConfig
 from seqgen.core.errors import ConfigError
 from seqgen.data.pair_dataset import pad_rows
 from seqgen.decoding.scorer import SequenceScorer
@@ -121,8 +121,8 @@ def off_changes_nothing(
     for options in cases:
         usual = subject.decode(batch, **options)
         for name in names:
-            plain = subject.decode(batch, debug=DebugConfig.off(name), **options)
-            same_hypotheses(subject, usual, plain, what or f"debug.{name} changes the result")
+            plain = subject.decode(batch, fast=FastConfig.off(name), **options)
+            same_hypotheses(subject, usual, plain, what or f"fast.{name} changes the result")
 
 
 def cached_equals_uncached(subject: Subject) -> None:
@@ -134,7 +134,7 @@ def cached_equals_uncached(subject: Subject) -> None:
 def indirection_equals_moving(subject: Subject) -> None:
     """The indirection table of self-attention gives the same hypotheses as moving rows."""
     cases = [{"beam": beam, "min_len": 2, "no_repeat_ngram_size": 3} for beam in (2, 5)]
-    off_changes_nothing(subject, ["beam_table"], cases)
+    off_changes_nothing(subject, ["beam_indirection"], cases)
 
 
 def beam_of_one_is_greedy(subject: Subject) -> None:
@@ -169,7 +169,7 @@ def beam_equals_exhaustive(subject: Subject) -> None:
             output = (*words[:length], ids.eos)
             if output not in wanted:
                 wanted[output] = float(sum(lprobs[row, step, token] for step, token in enumerate(output)))
-    limits: dict[str, Any] = {"max_len": longest + 1, "min_len": 0, "unnormalized": True}
+    limits: dict[str, Any] = {"max_len": longest + 1, "min_len": 0, "normalize_scores": False}
     found = subject.decode(batch, beam=len(wanted), **limits)[0]
     outputs = [tuple(hypothesis.tokens.tolist()) for hypothesis in found]
     complete = set(outputs) >= set(wanted) and len(found) == len(wanted)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, needs
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.component import Component, Composite, Phrases
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.errors import ConfigError
@@ -232,16 +232,16 @@ class Subject(Compared):
         """Random sources for decodes; see ``Ids.batch``."""
         return self.ids.batch(lengths, rows)
 
-    def generator(self, members: int = 1, debug: DebugConfig | None = None, **options: Any) -> SequenceGenerator:
+    def generator(self, members: int = 1, fast: FastConfig | None = None, **options: Any) -> SequenceGenerator:
         """Beam search with the model.
 
         Args:
             members: number of members, all with this model.
-            debug: switches of optimizations.
+            fast: switches of optimizations.
             options: fields of ``GenerationConfig``.
         """
         cfg = GenerationConfig(**{"beam": 4, "max_len_b": 12, **options})
-        return SequenceGenerator(build_setup([self.model] * members, self.dictionary, cfg, debug=debug))
+        return SequenceGenerator(build_setup([self.model] * members, self.dictionary, cfg, fast=fast))
 
     def decode(self, batch: Batch, **options: Any) -> Results:
         """Decode a batch; the options are those of ``generator``."""
@@ -352,7 +352,7 @@ class Decoding(Compared):
     def generator(
         self,
         members: int = 1,
-        debug: DebugConfig | None = None,
+        fast: FastConfig | None = None,
         objects: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> SequenceGenerator:
@@ -360,7 +360,7 @@ class Decoding(Compared):
 
         Args:
             members: number of members, all with the same model.
-            debug: switches of optimizations.
+            fast: switches of optimizations.
             objects: further components; see ``build_setup``.
             options: fields of ``GenerationConfig``.
         """
@@ -372,7 +372,7 @@ class Decoding(Compared):
         tokenizer = self.tokenizer or WhitespaceTokenizer(self.dictionary)
         cfg, further = replace(self.generation, **values), objects or {}
         try:
-            return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, debug=debug, **further))
+            return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, fast=fast, **further))
         except ConfigError as error:
             if not options:
                 raise

@@ -103,8 +103,8 @@ def _run(
     named = {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
     files = file_digests(named_files(named))
     log(f"reading {cfg.input} ...")
-    plan = plan_parts(source, cfg.generation.part_lines, stop.check)
-    manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
+    plan = plan_parts(source, cfg.job.part_lines, stop.check)
+    manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.job.part_lines, plan, versions())
     folder.open(manifest)
     piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
     job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
@@ -138,10 +138,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
     for key in ("reference", "prefix", "stream", "trace", "record"):
         if getattr(cfg, key):
             advice = "; score the merged output with seqgen-score" if key == "reference" else ""
-            raise ConfigError(
-                f"{key} cannot be used in a job (engine=ray, job.*, generation.workers, generation.part_lines)"
-                f"{advice}; remove one of them"
-            )
+            raise ConfigError(f"{key} cannot be used in a job (engine=ray, job.*){advice}; remove one of them")
     if cfg.output == "-" and not cfg.job.folder:
         raise ConfigError("a job needs a folder for its parts; set job.folder=FOLDER or output=FILE")
 
@@ -180,7 +177,7 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {f"reading.{key}": value for key, value in to_dict(cfg.reading).items()}
     for key, value in sorted(given.items()):
         group, _, name = key.partition(".")
-        if group not in ("generation", "debug"):
+        if group not in ("generation", "fast"):
             settings[key] = str(value)
         elif name not in keys_tagged(SPEED):
             settings[key] = value
@@ -188,10 +185,10 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workers(cfg: GenerateConfig, given: Mapping[str, Any], files: tuple[str, ...]) -> Workers:
-    ray, count = cfg.engine == "ray", cfg.generation.workers
+    ray, count = cfg.engine == "ray", cfg.job.workers
     cores = int(cfg.ray.cpus) if ray else available_cores() // (count or 1)
     threads = cfg.common.threads or max(1, cores)
-    several = cfg.debug.kernel_choice == "measured" and (ray or (count or 1) > 1)
+    several = cfg.fast.kernel_choice == "measured" and (ray or (count or 1) > 1)
     times = measure_all(threads, cfg.generation.dtype == "int8") if several else {}
     build = CommandBuilder(cfg, dict(given), threads, times, files, os.getcwd())
     if ray:

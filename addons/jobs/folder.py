@@ -109,7 +109,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         Words such as ``generation.beam=5, and it is now 3``; empty if the outputs are the same.
     """
     if before["part_lines"] != now["part_lines"]:
-        return f"generation.part_lines={before['part_lines']}, and it is now {now['part_lines']}"
+        return f"job.part_lines={before['part_lines']}, and it is now {now['part_lines']}"
     for name in dict.fromkeys([*before["settings"], *now["settings"]]):
         was, is_ = (_value(content["settings"], name) for content in (before, now))
         if was != is_:

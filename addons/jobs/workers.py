@@ -246,7 +246,7 @@ def start_error(error: Exception) -> Exception:
     """
     if out_of_memory(error) and not isinstance(error, UserError):
         return ResourceError(
-            "memory ran out while a worker loaded the models; choose fewer workers (generation.workers, "
+            "memory ran out while a worker loaded the models; choose fewer workers (job.workers, "
             "ray.actors_per_node), or a machine with more memory"
         )
     return sendable(error, "a worker failed to load the models")
@@ -380,7 +380,7 @@ class LocalWorkers(Workers):
     """
 
     kind = "a worker"
-    advice = "choose a smaller generation.workers, or see the messages above"
+    advice = "choose a smaller job.workers, or see the messages above"
 
     def __init__(self, build: Builder, count: int):
         super().__init__(build)

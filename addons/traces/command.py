@@ -26,7 +26,7 @@ from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import check_plain_text
 from seqgen.cli.output import check_output, write_report
-from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
+from seqgen.config import CommonConfig, FastConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
 from seqgen.config.settings import given_settings
 from seqgen.config.values import split_argument, value_text
@@ -41,13 +41,13 @@ DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints their sco
 differ. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes differ,
 and the key, optimization or model that causes it. The second decode has the models of other=B. KEY=VALUE sets a key for
 both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for the second. If both have the same models and
-settings, the second decode turns all optimizations off (every debug key). Exit code: 0 if the runs were shown or the
+settings, the second decode turns all optimizations off (every fast key). Exit code: 0 if the runs were shown or the
 decodes are the same, 1 if they differ."""
 
 SIDES = ("first", "other")
 """The names of the two decodes; ``NAME.KEY=VALUE`` sets a key for one of them only."""
 
-OF_ONE_SIDE = ("generation", "debug", "reading", *DECODING_COMPONENTS)
+OF_ONE_SIDE = ("generation", "fast", "reading", *DECODING_COMPONENTS)
 """The groups whose keys can be set for one decode only."""
 
 LINES = 256
@@ -73,7 +73,7 @@ class DiffConfig:
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
+    fast: FastConfig = field(default_factory=FastConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -150,7 +150,7 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, lis
     first, other = _decodes(sides, device)
     if first.models is other.models and first.settings == other.settings:
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
-        switches = {f"debug.{key}": value for key, value in vars(DebugConfig.off()).items()}
+        switches = {f"fast.{key}": value for key, value in vars(FastConfig.off()).items()}
         other = replace(other, settings=other.models.resolve({**sides[1][1], **switches}))
     size = cfg.generation.buffer_size or LINES
     for start in range(0, len(pairs), size):
@@ -294,7 +294,7 @@ def _cause(decodes: tuple[Decode, Decode], found: Difference, keys: Sequence[str
             f"cause: {', '.join(_key(key, decodes) for key in keys)}",
             f"  with the other decode's {values}, the first decode agrees with it up to this difference",
         ]
-        if all(key.startswith("debug.") for key in keys) and not found.tie:
+        if all(key.startswith("fast.") for key in keys) and not found.tie:
             lines.append("  an optimization changes rounding only, so it has a bug, unless the dtype is a short one")
         return lines
     if decodes[0].models is not decodes[1].models:
@@ -307,5 +307,5 @@ def _key(key: str, decodes: tuple[Decode, Decode]) -> str:
     both = [decode.settings for decode in decodes]
     values = (settings.values.get(key) for settings in both)
     one, two = ("not set" if value is None else value_text(value) or '""' for value in values)
-    given = not key.startswith("generation.") or any(each.settings.origin(key) != "default" for each in both)
+    given = not key.startswith("generation.") or any(each.settings.layer_of(key) != "default" for each in both)
     return f"{key} ({one} | {two}{'' if given else ', taken from the model'})"

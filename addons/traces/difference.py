@@ -317,7 +317,7 @@ def keys_of_difference(
         return difference.precedes(first_difference(changed, wanted, tolerance))
 
     # use_cache=false makes the other switches of the cache ineffective, so it is tried after these narrower ones
-    keys = sorted(differing_keys(one, two), key=lambda key: key == "debug.use_cache")
+    keys = sorted(differing_keys(one, two), key=lambda key: key == "fast.use_cache")
     if not keys or not agrees(keys):
         return []
     if alone := next((key for key in keys if agrees([key])), ""):

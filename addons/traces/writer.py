@@ -281,7 +281,7 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted]) -> list[Sco
         The scores of each output. Its ``score`` is the one by which it would rank as a hypothesis, without processors.
     """
     cfg = decoding.cfg
-    ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
+    ranking = Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form)
     lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
     rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
     for start in range(0, len(outputs), rows):

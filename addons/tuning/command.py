@@ -83,7 +83,9 @@ def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:
     """Check before the models are loaded that no key is missing, misspelt or without effect."""
     check_text(cfg)
     if not keys:
-        raise ConfigError("there is nothing to tune: set tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
+        raise ConfigError(
+            "there is nothing to tune: set tune.KEY=VALUES, such as tune.generation.length_penalty=0.6,1,1.4"
+        )
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:

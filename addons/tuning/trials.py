@@ -26,7 +26,7 @@ def arguments_of(key: str, text: str, models: int) -> list[str]:
     """The ``key=value`` arguments of a tuned key.
 
     Args:
-        key: the key, such as ``generation.lenpen``.
+        key: the key, such as ``generation.length_penalty``.
         text: its values: ``A,B,C``, ``FIRST:LAST:STEP`` (both included), ``[A,B],[C,D]`` or ``simplex:N``.
         models: number of models, and of the elements of each list of ``simplex:N``.
 

@@ -16,7 +16,7 @@ from benchmarks.decoding.models import MAP_FILE, Vocabulary, random_model
 from benchmarks.decoding.step_times import StepTimes
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.checkpoints.loading import load_models
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch
@@ -64,7 +64,7 @@ class Seqgen(Worker):
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
         """See ``Worker.decode``.
 
-        ``switches`` of a request are fields of ``DebugConfig``; ``shortlist`` decodes with the folder's vocabulary map.
+        ``switches`` of a request are fields of ``FastConfig``; ``shortlist`` decodes with the folder's vocabulary map.
         """
         generator = self.generator(request)
         hypotheses = generator.generate(self.batch(sources))
@@ -80,7 +80,7 @@ class Seqgen(Worker):
         switches = request.get("switches", {})
         table = self.vocabulary_map if request.get("shortlist") else None
         return SequenceGenerator(
-            build_setup(self.models, self.dictionary, cfg, debug=DebugConfig(**switches), shortlist=table)
+            build_setup(self.models, self.dictionary, cfg, fast=FastConfig(**switches), shortlist=table)
         )
 
     @cached_property

@@ -117,7 +117,7 @@ class Workers:
             Toolkit(SEQGEN, "float32", start("float32")),
             *self.attempt(SEQGEN, start, self.options.formats[1:]),
         ]
-        captured = {"switches": {"captured_steps": True}}
+        captured = {"switches": {"cuda_graphs": True}}
         if torch.device(self.options.device).type in GRAPHS:
             toolkits += [replace(kit, name=f"{SEQGEN}, captured", options=captured) for kit in toolkits]
         if (root := self.options.before) is not None:

@@ -27,7 +27,7 @@ from seqgen.registry import SEARCHES
 _ALWAYS: tuple[tuple[str, str, Any], ...] = (
     ("num_beams", "beam", 1),
     ("num_return_sequences", "nbest", 1),
-    ("length_penalty", "lenpen", 1.0),
+    ("length_penalty", "length_penalty", 1.0),
     ("no_repeat_ngram_size", "no_repeat_ngram_size", 0),
     ("encoder_no_repeat_ngram_size", "encoder_no_repeat_ngram_size", 0),
     ("repetition_penalty", "repetition_penalty", 1.0),
@@ -39,8 +39,8 @@ _ALWAYS: tuple[tuple[str, str, Any], ...] = (
 )
 _SAMPLING: tuple[tuple[str, str, Any], ...] = (
     ("temperature", "temperature", 1.0),
-    ("top_k", "sampling_topk", 50),
-    ("top_p", "sampling_topp", 1.0),
+    ("top_k", "top_k", 50),
+    ("top_p", "top_p", 1.0),
     ("min_p", "min_p", 0.0),
     ("typical_p", "typical_p", 1.0),
     ("epsilon_cutoff", "epsilon_cutoff", 0.0),

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
         GenerateConfig as GenerateConfig,
         GenerateDatasetConfig as GenerateDatasetConfig,
         JobConfig as JobConfig,
-        JobGenerationConfig as JobGenerationConfig,
         RayConfig as RayConfig,
         ReadingConfig as ReadingConfig,
         TraceConfig as TraceConfig,
     )
     from seqgen.config.generation import (
         SINGLE_COMPONENTS as SINGLE_COMPONENTS,
-        DebugConfig as DebugConfig,
+        FastConfig as FastConfig,
         GenerationConfig as GenerationConfig,
         keys_tagged as keys_tagged,
     )

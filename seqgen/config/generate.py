@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig
-from seqgen.config.generation import DebugConfig, GenerationConfig
+from seqgen.config.generation import FastConfig, GenerationConfig
 from seqgen.config.options import option
 
 
@@ -78,8 +78,8 @@ class TraceConfig:
 
 
 @dataclass
-class JobGenerationConfig(GenerationConfig):
-    """The ``generation`` group of ``seqgen-generate``: how to decode, and how a job divides the work."""
+class JobConfig:
+    """The ``job`` group of ``seqgen-generate``: decoding in parts, which can be killed and continued."""
 
     workers: int = option(
         0,
@@ -89,12 +89,6 @@ class JobGenerationConfig(GenerationConfig):
         maximum=MOST_WORKERS,
     )
     part_lines: int = option(4096, "lines of each part of a job", minimum=1)
-
-
-@dataclass
-class JobConfig:
-    """The ``job`` group of ``seqgen-generate``: decoding in parts, which can be killed and continued."""
-
     folder: str = option(
         "", "folder for the parts of a job; empty for the output file's name with .parts", role="output_path"
     )
@@ -173,8 +167,8 @@ class GenerateConfig:
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
-    generation: JobGenerationConfig = dataclasses.field(default_factory=JobGenerationConfig)
-    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=JobGenerationConfig)
+    fast: FastConfig = dataclasses.field(default_factory=FastConfig)
     engine: str = option(
         "local", "where the workers of a job run: in processes of this machine, or on Ray", choices=("local", "ray")
     )

@@ -1,4 +1,4 @@
-"""The ``generation`` and ``debug`` groups: how to decode."""
+"""The ``generation`` and ``fast`` groups: how to decode."""
 
 from __future__ import annotations
 
@@ -164,14 +164,14 @@ def keys_tagged(facts: Tags) -> tuple[str, ...]:
 
 
 @dataclass
-class DebugConfig:
+class FastConfig:
     """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
 
     use_cache: bool = option(
         True,
         "keep keys and values of earlier positions (incremental state); if false, every step computes all positions",
     )
-    beam_table: str = option(
+    beam_indirection: str = option(
         "auto",
         "cache indirection: keep keys and values in place and read them by an indirection table, or reorder them; auto "
         "chooses the faster one",
@@ -195,7 +195,7 @@ class DebugConfig:
     lazy_compaction: bool = option(
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
     )
-    captured_steps: bool = option(
+    cuda_graphs: bool = option(
         False, "on a GPU, record a step of the decoder once for each size and replay it (CUDA graphs)"
     )
     continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")

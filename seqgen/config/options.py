@@ -68,7 +68,7 @@ class Requirement(NamedTuple):
 CONSTRAINED = (
     Requirement(
         lambda cfg: not cfg.uses(WARPER),
-        "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
+        "needs the tokens of the phrases where they are improbable, and top_k, top_p and the other "
         "keys that truncate the distribution forbid them; remove these keys",
     ),
     Requirement(

@@ -100,7 +100,7 @@ DEFAULTS = vars(GenerationConfig())
 """The defaults of the ``generation`` group."""
 
 
-def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
+def non_default_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
     changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, value)}
     return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
@@ -130,7 +130,7 @@ def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator
     Yields:
         Pairs of a key and the reason.
     """
-    checked = {*restricting(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
+    checked = {*non_default_values(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
     for field in dataclasses.fields(GenerationConfig):
         for need in field.metadata.get("needs", ()) if field.name in checked else ():
             if not need.met(cfg):

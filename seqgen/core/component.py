@@ -40,7 +40,7 @@ Phrases: TypeAlias = Sequence[Phrase]
 """The phrases that the output of one sentence must contain."""
 
 
-FEATURES = "features"
+HIDDEN_STATES = "features"
 """A need: the last hidden features of the first member's decoder."""
 
 ATTENTION = "attention"
@@ -58,7 +58,7 @@ LAYER_LOGITS = "layer_logits"
 FORBIDDEN = "forbidden"
 """A need of observers: ``StepRecord.forbidden``."""
 
-NEEDS = (FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
+NEEDS = (HIDDEN_STATES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
 """All needs."""
 
 
@@ -137,7 +137,7 @@ class Component(Flagged):
     """The base class of all parts of a decoding step that can be exchanged."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS``,
+    """The optional parts of the step context that it reads: any of ``HIDDEN_STATES``, ``ATTENTION``, ``MEMBER_LOGITS``,
     ``MEMBER_LPROBS`` and ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
 
     sentence_state: ClassVar[tuple[str, ...]] = ()

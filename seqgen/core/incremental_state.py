@@ -66,8 +66,8 @@ class IncrementalState(dict[StateKey, ModuleState]):
         beam_size: rows of each sentence; rows are sentence-major.
         start_offsets: ``(sentences,)`` int64, the step at which each sentence entered the batch. The rows of a sentence
             do not attend to positions before it, and their positions count from it.
-        beam_table: whether self-attention uses an indirection table, with which keys and values stay in place; with
-            ``None``, while that is faster. See ``modules/multihead_attention.py``.
+        beam_indirection: whether self-attention uses an indirection table, with which keys and values stay in place;
+            with ``None``, while that is faster. See ``modules/multihead_attention.py``.
         max_roll_back: the largest number of positions that will be rolled back at once; modules that drop old inputs
             keep this many more.
         shared: values that several modules share, by name.
@@ -78,7 +78,7 @@ class IncrementalState(dict[StateKey, ModuleState]):
     def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
         super().__init__()
         self.beam_size = beam_size
-        self.beam_table: bool | None = None
+        self.beam_indirection: bool | None = None
         self.shared: dict[str, Any] = {}
         self._start_offsets = torch.zeros(num_sentences, dtype=torch.int64, device=device)
         self._late: bool | None = False

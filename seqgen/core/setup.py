@@ -178,7 +178,7 @@ class DecodingSetup:
         of_decoder = next(filter(None, found), "")
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(self.fast, name)]
         reasons = {
-            f"debug.{listing(off)} is off": off,
+            f"fast.{listing(off)} is off": off,
             "a stage changes batches before they are decoded": self.stages,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
             f"{listing(unset)} does not support it": unset,

@@ -61,7 +61,7 @@ def make_bit_exact(setup: DecodingSetup) -> DecodingSetup:
     own_loop = setup.search.session_class is not None
     return replace(
         setup,
-        fast=replace(setup.fast, beam_table="off", continuous_batching=False),
+        fast=replace(setup.fast, beam_indirection="off", continuous_batching=False),
         stages=[*setup.stages, TilePadding(setup.ensemble, setup.pad)],
         around=[
             *setup.around,

@@ -121,7 +121,7 @@ def build(
     """
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
-        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
+        raise ConfigError(f"{registry.kind} {name!r} ({entry.defined_in}) does not subclass {base.__name__}")
     made = entry.component.build(component_config(registry, name, cfg), replace(resources, settings=cfg))
     return check_returned(entry.component, "build", made, base)
 

@@ -85,7 +85,7 @@ def _current_obstacle(member: Member, needs: Set[str]) -> str:
     """Why the steps of a member cannot be recorded now; empty if they can."""
     decoder: Any = member.model.decoder
     if member.state is None or not member.shares_encoder_output:
-        return "debug.use_cache or debug.share_encoder_output is off"
+        return "fast.use_cache or fast.share_encoder_output is off"
     if torch.is_grad_enabled() or torch.is_autocast_enabled(member.state.start_offsets.device.type):
         return "gradients are recorded, or autocast is active, whose cached weights are freed"
     if LAYER_LOGITS in needs or member.output_columns is not None or decoder.training:
@@ -112,7 +112,7 @@ class Filler(NamedTuple):
         tokens = model.empty_source(source).src_tokens[:1].expand(-1, shape.source).contiguous()
         encoder_out = encode(model.encoder, Source(tokens, torch.full_like(tokens[:, 0], shape.source)))
         state = decoder.new_incremental_state(1, shape.beam, tokens.device)
-        state.beam_table = False
+        state.beam_indirection = False
         inputs = tokens.new_zeros(shape.beam, shape.window - 1)
         decode = decoder.extract_features if has_features(decoder) else decoder
         decode(inputs, encoder_out, incremental_state=state)
@@ -274,7 +274,7 @@ class CapturedMember(PlannedMember):
         self._places: Tensor | None = None
         """``(sentences,)`` int64, the places of the sentences in the recording; ``None`` for the first ones."""
         if self.state is not None and not self.refused:
-            self.state.beam_table = False  # the memory of a table changes its size
+            self.state.beam_indirection = False  # the memory of a table changes its size
 
     def finish(self, notes: set[str]) -> None:
         """See ``Member.finish``."""

@@ -11,7 +11,7 @@ from seqgen.config.options import FILES, MODEL, WHOLE_LINE, Requirement, decodin
 class CatalogueOptions:
     """The outputs or tokens that are allowed, and whether the best output was found."""
 
-    prefix_trie: str = decoding_key(
+    allowed_outputs: str = decoding_key(
         "",
         "file with the allowed outputs, one per line; FILE.ids has ids "
         "in place of text, FILE.safetensors is a trie written by seqgen-convert",
@@ -33,8 +33,8 @@ class CatalogueOptions:
         "output contains only those of its source",
         FILES,
         Requirement(
-            lambda cfg: not cfg.prefix_trie,
-            "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
+            lambda cfg: not cfg.allowed_outputs,
+            "and generation.allowed_outputs both limit the tokens, and together they may allow no output; choose one",
         ),
         role="input_path",
     )

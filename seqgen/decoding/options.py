@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
+from seqgen.config import DEFAULT_COMBINATION, FastConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import STRATEGY, WARPER
@@ -66,7 +66,7 @@ def build_setup(
     stopping: Sequence[StoppingRule] = (),
     observers: Sequence[Observer] = (),
     need_attention: bool = False,
-    debug: DebugConfig | None = None,
+    fast: FastConfig | None = None,
 ) -> DecodingSetup:
     """Make the setup that the ``generation`` group of a configuration asks for.
 
@@ -83,7 +83,7 @@ def build_setup(
         stopping: further stopping rules.
         observers: further observers.
         need_attention: whether hypotheses have attention weights and alignments.
-        debug: switches of optimizations.
+        fast: switches of optimizations.
 
     Raises:
         ConfigError: two keys contradict each other, or a component is not registered.
@@ -115,7 +115,7 @@ def build_setup(
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
-    debug = debug or DebugConfig()
+    fast = fast or FastConfig()
     capturing = Capturing()
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
@@ -127,7 +127,7 @@ def build_setup(
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
         observers=[*named, *observers, *bounds, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
-        ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
+        ranking=Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
         beam_size=beam,
         temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
@@ -137,10 +137,10 @@ def build_setup(
         end_tokens=ends,
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
-        fast=fast_paths(debug),
-        member=capturing.member if debug.captured_steps else PlannedMember,
-        scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, debug.shortlist_columns),
-        around=[partial(_switches, debug), *([capturing.around] if debug.captured_steps else [])],
+        fast=fast_paths(fast),
+        member=capturing.member if fast.cuda_graphs else PlannedMember,
+        scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, fast.shortlist_columns),
+        around=[partial(_switches, fast), *([capturing.around] if fast.cuda_graphs else [])],
         around_step=[_threads],
     )
     if cfg.bit_exact:
@@ -155,15 +155,15 @@ def build_setup(
     return setup
 
 
-def fast_paths(debug: DebugConfig) -> FastPaths:
+def fast_paths(fast: FastConfig) -> FastPaths:
     """The optimizations of sessions and members that a configuration switches on."""
-    return FastPaths(**{path.name: getattr(debug, path.name) for path in fields(FastPaths)})
+    return FastPaths(**{path.name: getattr(fast, path.name) for path in fields(FastPaths)})
 
 
-def _switches(debug: DebugConfig, setup: DecodingSetup) -> AbstractContextManager[None]:
+def _switches(fast: FastConfig, setup: DecodingSetup) -> AbstractContextManager[None]:
     """The switches of optimizations that modules read; see ``seqgen/system/switches.py``."""
-    measured = debug.kernel_choice == "measured"
-    return apply_switches({PREPACKED_WEIGHTS: debug.prepacked_weights, KERNEL_CHOICE: measured})
+    measured = fast.kernel_choice == "measured"
+    return apply_switches({PREPACKED_WEIGHTS: fast.prepacked_weights, KERNEL_CHOICE: measured})
 
 
 def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
@@ -262,7 +262,7 @@ def processor_makers(
         "min_len": lambda least: length.MinimumLength(least, ends, yields),
         "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
         "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),
-        "prefix_trie": lambda file: prefix_trie.TrieConstraint(prefix_trie.trie_of_file(Path(file), resources)),
+        "allowed_outputs": lambda file: prefix_trie.TrieConstraint(prefix_trie.trie_of_file(Path(file), resources)),
         "forced_first": lambda token: length.ForceFirst(resources.token(token), rules.keeps_forced_score),
         "forced_last": lambda token: length.ForceLast(resources.token(token)),
         "remove_invalid": lambda _: warpers.RemoveInvalid(),
@@ -270,8 +270,8 @@ def processor_makers(
         "suppress": lambda names: tokens.Forbid(resources.tokens(names)),
         "suppress_at_begin": lambda names: tokens.ForbidFirst(resources.tokens(names), 1 if cfg.forced_first else 0),
         "temperature": warpers.Temperature,
-        "sampling_topk": lambda k: warpers.TopK(k, keep),
-        "sampling_topp": lambda p: warpers.TopP(p, keep),
+        "top_k": lambda k: warpers.TopK(k, keep),
+        "top_p": lambda p: warpers.TopP(p, keep),
         "min_p": lambda p: warpers.MinP(p, keep),
         "typical_p": lambda mass: warpers.Typical(mass, keep),
         "epsilon_cutoff": lambda epsilon: warpers.Epsilon(epsilon, keep),
@@ -350,7 +350,7 @@ def combination_from_config(
 
 
 def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:
-    """The models, each with the source that ``generation.members`` gives it.
+    """The models, each with the source that ``generation.member_sources`` gives it.
 
     Args:
         models: the models; a ``MemberSpec`` is returned as it is.
@@ -360,20 +360,21 @@ def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) 
         ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``
             has a different source.
     """
-    if not cfg.members:
+    if not cfg.member_sources:
         return list(models)
-    if len(cfg.members) != len(models):
+    if len(cfg.member_sources) != len(models):
         raise ConfigError(
-            f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
+            f"generation.member_sources has {len(cfg.member_sources)} entries for {len(models)} models; give one for each "
+            "of them"
         )
     members: list[ModelOrMember] = []
-    for model, source in zip(models, cfg.members, strict=True):
+    for model, source in zip(models, cfg.member_sources, strict=True):
         field_of(source)  # raises ``ConfigError`` if this is not a source
         member = model if isinstance(model, MemberSpec) else MemberSpec(model, source)
         if input_of(member) != source:
             raise ConfigError(
-                f"generation.members gives the source {source} to a MemberSpec whose source is {member.source}; give "
-                "the source in one place only"
+                f"generation.member_sources gives the source {source} to a MemberSpec whose source is {member.source}; "
+                "give the source in one place only"
             )
         members.append(member)
     return members

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination, combine
-from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begin_component
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begin_component
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError, DecodingError
@@ -76,7 +76,7 @@ class SequenceScorer:
         self.need_attention, self.bit_exact = need_attention, bit_exact
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
-        if FEATURES in self.needs:
+        if HIDDEN_STATES in self.needs:
             check_features(members[:1], what)
         if LAYER_LOGITS in self.needs:
             check_layers(members, what)
@@ -130,7 +130,7 @@ class SequenceScorer:
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
             outputs = [
-                self._output(spec.model, source, sample, self.needs - {FEATURES} if number else self.needs)
+                self._output(spec.model, source, sample, self.needs - {HIDDEN_STATES} if number else self.needs)
                 for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
             ]
             weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
@@ -165,7 +165,7 @@ class SequenceScorer:
     def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, needs: Set[str]) -> MemberOutput:
         """The output of a member at all positions, ``(N, T, ...)``."""
         decoder_input = self._decoder_input(model, sample)
-        if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
+        if source.encoder_out is not None or needs & {HIDDEN_STATES, LAYER_LOGITS}:
             return run_decoder(model.decoder, decoder_input, encode(model.encoder, source), needs)
         out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
         return MemberOutput(out.logits, out.attention)

@@ -26,7 +26,7 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     """Make an empty cache for one module of self-attention.
 
     With several beams, keys and values stay in place, and all modules on a device share one indirection table, unless
-    ``IncrementalState.beam_table`` is false. Each row has a copy of its keys and values if gradients are needed,
+    ``IncrementalState.beam_indirection`` is false. Each row has a copy of its keys and values if gradients are needed,
     since the memory of the table is written in place, and if positions are padding, for which the table has no mask.
 
     Args:
@@ -37,7 +37,7 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
         An empty cache.
     """
     keys = new.keys
-    if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_table is False:
+    if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_indirection is False:
         return GrowingCache()
     beam_size = incremental_state.beam_size
     if beam_size == 1 or keys.size(0) % beam_size or keys.requires_grad or new.padding_mask is not None:
@@ -47,7 +47,7 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     shared = tables.setdefault(keys.device, table)
     if shared.clock > 1:  # the other modules have already computed more than one step
         return GrowingCache()
-    return IndirectionCache(shared, stays=incremental_state.beam_table is True)
+    return IndirectionCache(shared, stays=incremental_state.beam_indirection is True)
 
 
 class MultiheadAttention(StatefulModule):

@@ -159,7 +159,7 @@ class InputEncoder:
             The encoded line.
 
         Raises:
-            DataError: the line or its prefix is not text, the line has too few fields for ``cfg.members`` or the
+            DataError: the line or its prefix is not text, the line has too few fields for ``cfg.member_sources`` or the
                 languages, or a field is not a language.
         """
         check_text(line, f"line {number + 1}")
@@ -219,7 +219,7 @@ class InputEncoder:
     def _notes_on_text(self, text: str) -> list[str]:
         """Notes on a tab, a carriage return, and characters that are not in the vocabulary."""
         notes, tokenizer = [], self.task.source_tokenizer
-        if "\t" in text and not self.cfg.members:
+        if "\t" in text and not self.cfg.member_sources:
             notes.append(
                 "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
                 "output must contain"

@@ -221,8 +221,8 @@ def check_languages(members: Sequence[TextModel]) -> None:
         if other_languages(first, member.task.language_pair):
             raise ConfigError(
                 f"model 1 translates {'-'.join(first)}, and model {number} {'-'.join(member.task.language_pair)}; an "
-                "ensemble has one pair of languages, unless generation.members says what each model reads, such as "
-                f"[{','.join(['input'] * len(members))}]"
+                "ensemble has one pair of languages, unless generation.member_sources says what each model reads, such "
+                f"as [{','.join(['input'] * len(members))}]"
             )
 
 

@@ -63,7 +63,7 @@ class OutputNotes:
         """Describe what an output that no limit has cut off may lack; empty if nothing was found."""
         source, output = len(line.sources[0]), len(item.tokens)
         if self.task.translates and not item.text.strip():
-            return "the output is empty, which generation.min_len or lenpen can prevent"
+            return "the output is empty, which generation.min_len or length_penalty can prevent"
         short = source >= MIN_SOURCE_TOKENS and output < source / SHORT_OUTPUT_DIVISOR
         if self.task.translates and short:
             advice = "" if self.cfg.input_split else "; decode paragraphs with generation.input_split=sentences"
@@ -82,8 +82,8 @@ class OutputNotes:
         """
         cfg, size, forces_end = self.cfg, len(item.tokens), self.setup.forces_end
         whole = size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
-        beginning = " (it is only the beginning of a line of generation.prefix_trie)"
-        rest = beginning if cfg.prefix_trie and not whole else ""
+        beginning = " (it is only the beginning of a line of generation.allowed_outputs)"
+        rest = beginning if cfg.allowed_outputs and not whole else ""
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         longest -= forces_end and not whole  # Marian's search ends there without an end token

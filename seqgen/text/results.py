@@ -102,11 +102,12 @@ class Translation:
         hypotheses: best first; none for an empty line.
         constraints: phrases that the output must contain (``generation.constraints``, and those of line stages).
         prefix: the forced beginning of every hypothesis; empty if there is none.
-        member_sources: what each member of the ensemble reads (``generation.members``), by default the line; none for
-            an empty line.
+        member_sources: what each member of the ensemble reads (``generation.member_sources``), by default the line; none
+            for an empty line.
         notes: messages for the user, for example about a truncation.
         sentences: with ``generation.input_split=sentences``, the translations of the sentences, if there are several.
-        features: values of ``generation.features``, and of the features of a calibration; empty for an empty line.
+        features: values of ``generation.quality_features``, and of the features of a calibration; empty for an empty
+            line.
         confidence: with ``generation.confidence``, the probability that the output is good enough; of several
             sentences that of the least certain one. ``None`` for an empty line.
         review: whether a person should read the line (``generation.review_share``, ``generation.review_risk``); of

@@ -138,7 +138,7 @@ class ParagraphReader:
         except ImportError:
             raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
         self.encoder, self.cfg, self.stages = encoder, encoder.cfg, stages
-        self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
+        self.ranking = Ranking(self.cfg.normalize_scores, self.cfg.length_penalty, self.cfg.length_penalty_form)
         tokenizer = encoder.task.source_tokenizer
         known = tokenizer.languages.source_lang if tokenizer.languages else ""
         self.default = known or str(getattr(encoder.task.cfg, "source_lang", ""))

@@ -103,7 +103,7 @@ class TextDecoding:
             raise ConfigError("generation.input_split=sentences cannot be streamed; remove it, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
-        rates = cfg.features or cfg.confidence
+        rates = cfg.quality_features or cfg.confidence
         self.confidence = ConfidenceEstimator(cfg, self.models, resources) if rates else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
 
@@ -111,7 +111,7 @@ class TextDecoding:
     def scorer(self) -> SequenceScorer:
         """Scores outputs with the models, without processors and penalties."""
         ensemble, words, cfg = self.generator.setup.ensemble, self.task.target_dictionary, self.cfg
-        normalizes = not cfg.unnormalized
+        normalizes = cfg.normalize_scores
         return SequenceScorer(
             ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination, bit_exact=cfg.bit_exact
         )
@@ -210,7 +210,7 @@ class TextDecoding:
         reason = self.generator.setup.merge_obstacle or (
             f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not support it"
         )
-        if not reason.startswith("debug."):
+        if not reason.startswith("fast."):
             yield f"continuous batching is not used, so decoding is slower: {reason}"
 
     def _decoded_batch(self, lines: Sequence[InputLine]) -> Iterator[Translation]:
@@ -304,5 +304,5 @@ class TextDecoding:
         if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
             return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
         batch = self.batcher.collate([(line, item.tokens) for line, item in pairs], self.members)
-        ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
+        ranking = Ranking(self.cfg.normalize_scores, self.cfg.length_penalty, self.cfg.length_penalty_form)
         return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)

@@ -202,7 +202,7 @@ class Translator:
             return_hidden: whether they have the last hidden features of the decoders.
             return_internals: whether they have the hidden states and attention weights of all layers.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
-                ``DebugConfig`` (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``,
+                ``FastConfig`` (``**{"search.groups": 3, "fast.use_cache": False}``). ``search``, ``combination``,
                 ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``)
                 may also be objects.
 
@@ -272,9 +272,9 @@ class Translator:
             for name in ("max_len", "max_len_b")
             if given.get(name, 0) > writable
         ]
-        if resolved.debug.captured_steps:
+        if resolved.fast.cuda_graphs:
             reasons = {obstacle(model, self.device) for model in self.models} - {""}
-            notes += [f"debug.captured_steps has no effect: {reason}" for reason in sorted(reasons)]
+            notes += [f"fast.cuda_graphs has no effect: {reason}" for reason in sorted(reasons)]
         resolved = replace(resolved, generation=copy.deepcopy(cfg))  # the caller may change it
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
@@ -283,12 +283,12 @@ class Translator:
         key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
         if last is None or last[0] != key:
             further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
-            models = self._specified(further.pop("members", None))
+            models = self._specified(further.pop("member_sources", None))
             for ranking in ("mbr", "rerank"):
                 further.pop(ranking, None)
             if draft is not None:
                 further["draft"] = draft.model
-            further |= {"debug": resolved.debug, "need_attention": need_attention}
+            further |= {"fast": resolved.fast, "need_attention": need_attention}
             self._generator = last = key, self._vocabularies.build_generator(models, resolved.generation, **further)
         return last[1]
 
@@ -351,7 +351,7 @@ class Translator:
             sources: the source lines.
             references: the target of each.
             numbers: the line number of each, on which the sources of members may depend; by default counted from 0.
-            settings: ``unnormalized``, ``combination`` and its keys, ``batch_size``, ``source_lang`` and
+            settings: ``normalize_scores``, ``combination`` and its keys, ``batch_size``, ``source_lang`` and
                 ``target_lang`` of ``GenerationConfig``.
 
         Yields:
@@ -378,7 +378,7 @@ class Translator:
                 so many tokens, context included.
             context_window: the tokens of each block that are context: the model sees them, and they are scored in the
                 block before.
-            settings: ``unnormalized``, ``combination`` and its keys, and ``batch_size`` of ``GenerationConfig``.
+            settings: ``normalize_scores``, ``combination`` and its keys, and ``batch_size`` of ``GenerationConfig``.
 
         Yields:
             For each line, in order, its tokens with scores. An empty line has one token, end-of-sentence.
@@ -406,11 +406,11 @@ class Translator:
         cfg, objects = resolved.generation, resolved.objects
         target = self.task.target_dictionary
         combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
-        members = members_from_config(self._specified(objects.get("members")), cfg)
+        members = members_from_config(self._specified(objects.get("member_sources")), cfg)
         # a scale of the model's settings is for decoding: scores would not be log-probabilities
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
-        of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
+        of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
         scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
         return TextScoring(self.members, cfg, scorer, self.device)
 

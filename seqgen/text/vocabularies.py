@@ -52,7 +52,7 @@ class SharedVocabulary:
             ConfigError: a value has the wrong type or range, settings exclude each other, or the models have different
                 languages and nobody says what each of them reads.
         """
-        if len(self.members) > 1 and not settings.get("members", ()):
+        if len(self.members) > 1 and not settings.get("member_sources", ()):
             check_languages(self.members)
         replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_tagged(STRATEGY), "sampling"}
         language = settings.get("target_lang") or self.members[0].generation.get("target_lang")

@@ -66,13 +66,13 @@ def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
     assert [row[4] for row in rows] == ["review" if record["review"] else "" for record in records]
     assert [row[1] for row in rows] == [record["hypotheses"][0]["text"] for record in records]
     output = tmp_path / "out.jsonl"
-    arguments = (f"output={output}", "generation.part_lines=25", "format=json", mark)
+    arguments = (f"output={output}", "job.part_lines=25", "format=json", mark)
     outcome = command("generate", f"path={place}/run", f"input={place}/text.en", *DECODE, *arguments,
                       f"generation.confidence={place}/made.json")  # fmt: skip
     assert f"{sum(one['review'] for one in records)} of 60 lines are marked for review" in outcome.err
     in_job = [json.loads(line) for line in output.read_text().splitlines()]
     assert [one["review"] for one in in_job] == [one["review"] for one in records]
-    decode(place, "text", "format=tsv", mark, f"output={tmp_path}/out.tsv", "generation.part_lines=25")
+    decode(place, "text", "format=tsv", mark, f"output={tmp_path}/out.tsv", "job.part_lines=25")
     assert (tmp_path / "out.tsv").read_text().splitlines() == table, "a job has one header, too"
     assert [one["confidence"] for one in in_job] == pytest.approx([one["confidence"] for one in records])
 
@@ -107,7 +107,10 @@ def test_what_is_missing_or_has_no_effect_is_refused(place: Path) -> None:
         command("calibrate", *text, "output=x.json", "generation.input_split=sentences"), "without generation.input"
     )
     refused(command("calibrate", *text, "output=x"), "must end in .json")
-    refused(command("calibrate", *text, made, "generation.features=[mean_lprob]"), "generation.features has no effect")
+    refused(
+        command("calibrate", *text, made, "generation.quality_features=[mean_lprob]"),
+        "generation.quality_features has no effect",
+    )
     refused(command("generate", text[0], text[1], made, "stream=true"), "stream=true writes no probabilities")
     refused(command("calibrate", *text, "output=x.json", "picture=risk.xyz"), "must end in .svg, .png, .pdf")
     refused(command("calibrate", text[0], text[1], "output=x.json"), "set both input=FILE and reference=FILE")
@@ -115,7 +118,9 @@ def test_what_is_missing_or_has_no_effect_is_refused(place: Path) -> None:
         command("calibrate", *text, f"output={place}/made.figures.json", f"json={place}/text.en"),
         "would overwrite the input",
     )
-    refused(command("calibrate", *text, "output=x.json", "generation.features=[mean_lprop]"), "mean_lprob")
-    refused(command("generate", *text, made, "generation.lenpen=2"), "other values of generation.lenpen")
+    refused(command("calibrate", *text, "output=x.json", "generation.quality_features=[mean_lprop]"), "mean_lprob")
+    refused(
+        command("generate", *text, made, "generation.length_penalty=2"), "other values of generation.length_penalty"
+    )
     outcome = command("generate", text[0], text[1], *DECODE, made)
     assert "format=text writes no probabilities" in outcome.err

@@ -178,7 +178,7 @@ def test_a_trie_decodes_as_its_text_does(checkpoint: Path, tmp_path: Path) -> No
     made = command("convert", "format=trie", f"path={checkpoint}", f"input={text}", f"output={trie}")
     assert made.code == 0, made.err
     keys = ("generation.beam=3", "generation.nbest=3", "generation.certificate=true")
-    found = [decode(checkpoint, tmp_path, *keys, f"generation.prefix_trie={file}") for file in (text, trie)]
+    found = [decode(checkpoint, tmp_path, *keys, f"generation.allowed_outputs={file}") for file in (text, trie)]
     assert found[0] == found[1]
     for line in found[0].splitlines():
         record = json.loads(line)

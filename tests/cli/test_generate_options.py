@@ -141,22 +141,25 @@ def test_unknown_words(runs: Path) -> None:
 def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "fconv", run)
-    seqgen.save_generation(run, GenerationConfig(beam=2, lenpen=0.3, max_tokens=50))
+    seqgen.save_generation(run, GenerationConfig(beam=2, length_penalty=0.3, max_tokens=50))
     loaded = seqgen.load_model(run)
-    assert loaded.generation == {"beam": 2, "lenpen": 0.3}, "how many tokens in a batch is nothing to the model"
+    assert loaded.generation == {"beam": 2, "length_penalty": 0.3}, "how many tokens in a batch is nothing to the model"
     own = generate(run)
     assert (
-        "the model decodes with settings of its own, which your keys override: generation.beam=2, lenpen=0.3" in own.err
+        "the model decodes with settings of its own, which your keys override: generation.beam=2, length_penalty=0.3"
+        in own.err
     )
-    asked = ("generation.beam=2", "generation.lenpen=0.3")
+    asked = ("generation.beam=2", "generation.length_penalty=0.3")
     assert own.out == generate(runs / "fconv", *asked).out
-    plain = generate(run, "generation.beam=5", "generation.lenpen=1.0")
+    plain = generate(run, "generation.beam=5", "generation.length_penalty=1.0")
     assert "decoded as" not in plain.err
     assert plain.out == generate(runs / "fconv").out, "what is given counts, also where it is the default"
-    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("  lenpen:", "  lenpem:"))
-    with pytest.raises(ConfigError, match="did you mean 'lenpen'"):
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace("  length_penalty:", "  length_penaltz:")
+    )
+    with pytest.raises(ConfigError, match="did you mean 'length_penalty'"):
         seqgen.load_model(run)
-    refused(generate(run), "lenpem", "did you mean 'lenpen'")
+    refused(generate(run), "length_penaltz", "did you mean 'length_penalty'")
 
 
 def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path) -> None:

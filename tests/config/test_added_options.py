@@ -120,7 +120,7 @@ def test_what_cannot_be_registered() -> None:
 
     for options, message in (
         (Taken, "Taken .*: the key generation.beam exists; rename yours"),
-        (OfJobs, "generation.workers exists"),
+        (OfJobs, "job.workers exists"),
         (Bare, "Bare .* must be a dataclass whose fields are declared by option"),
         (int, "int .* must be a dataclass"),
     ):

@@ -21,16 +21,16 @@ FACTS = {
     "SPEED": "max_tokens batch_size buffer_size",
     "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
-    "WARPER": "sampling_topk sampling_topp min_p typical_p epsilon_cutoff eta_cutoff",
+    "WARPER": "top_k top_p min_p typical_p epsilon_cutoff eta_cutoff",
     "KEEPS_SCORES": """
         semantics beam nbest source_lang input_split input_split_lang max_len_a max_len_b max_len
-        early_stopping end_symbols stop_strings max_time unnormalized lenpen length_penalty seed draft draft_tokens
-        prompt_lookup mbr rerank top_tokens replace_unknown observers features confidence review_share review_risk
-        members max_tokens batch_size buffer_size dtype
+        early_stopping end_symbols stop_strings max_time normalize_scores length_penalty length_penalty_form seed draft
+        draft_tokens prompt_lookup mbr rerank top_tokens replace_unknown observers quality_features confidence review_share review_risk
+        member_sources max_tokens batch_size buffer_size dtype
     """,
     "ACROSS_VOCABULARIES": """
-        semantics beam nbest max_len_a max_len_b max_len min_len unnormalized lenpen length_penalty temperature mbr
-        rerank members max_tokens batch_size buffer_size dtype components
+        semantics beam nbest max_len_a max_len_b max_len min_len normalize_scores length_penalty length_penalty_form
+        temperature mbr rerank member_sources max_tokens batch_size buffer_size dtype components
     """,
     "CONSTRAINS": "constraints glossary",
     "NOT_IN_TRAINING": """
@@ -38,9 +38,9 @@ FACTS = {
         top_tokens replace_unknown features confidence review_share review_risk members max_tokens batch_size
         buffer_size dtype
     """,
-    "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers features confidence review_share review_risk",
+    "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers quality_features confidence review_share review_risk",
     "WHOLE_LINE": "nbest constraints certificate members",
-    "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
+    "SCORES_TARGETS": "source_lang target_lang normalize_scores combination batch_size bit_exact",
 }
 """The keys with each fact, except ``MODEL``, which the keys without another scope have."""
 

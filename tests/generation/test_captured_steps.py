@@ -68,7 +68,7 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]], Counts]:
     with simulated_gpu() as counts:
-        return decode(name, "gpu", {**options, "captured_steps": True}), counts
+        return decode(name, "gpu", {**options, "cuda_graphs": True}), counts
 
 
 def count_replays(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> list[None]:
@@ -108,7 +108,7 @@ def test_hypotheses_are_the_same_on_a_gpu(
     name: str, option: str, reasons: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replays = count_replays(GRAPHS["cuda"], monkeypatch)
-    found = decode(name, "cuda", {**OPTIONS[option], "captured_steps": True})
+    found = decode(name, "cuda", {**OPTIONS[option], "cuda_graphs": True})
     assert_equal(found, decode(name, "cpu", OPTIONS[option]))
     assert len(replays) > 4
     assert not reasons
@@ -129,7 +129,7 @@ def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPat
     def launches(members: int, steps: int) -> int:
         with simulated_gpu() as counts:
             models = [sharp("transformer_tiny", seed).to("gpu") for seed in range(members)]
-            options = {"beam_size": 4, "min_len": steps, "max_len": steps, "captured_steps": True}
+            options = {"beam_size": 4, "min_len": steps, "max_len": steps, "cuda_graphs": True}
             generator = make_generator(models, tiny_dictionary(), **options)
             batch = batch_of([[5, 6, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
             generator.generate(batch)
@@ -145,7 +145,7 @@ def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPat
 def test_changed_weights_are_recorded_again() -> None:
     with simulated_gpu():
         model = sharp("t5_tiny", 0).to("gpu")
-        generator = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9, captured_steps=True)
+        generator = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9, cuda_graphs=True)
         batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, False).to("gpu")
         before = generator.generate(batch)
         with torch.no_grad():
@@ -163,7 +163,7 @@ def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
     plain = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes)
     with simulated_gpu() as counts, torch.inference_mode():
         model = sharp("t5_tiny", 0).to("gpu")
-        setup = make_generator([model], tiny_dictionary(), **sizes, captured_steps=True).setup
+        setup = make_generator([model], tiny_dictionary(), **sizes, cuda_graphs=True).setup
         sessions = [Session(setup, DecodingRequest(batch.to("gpu"))) for batch in batches]
         running = list(sessions)
         while running:
@@ -178,7 +178,7 @@ def test_recordings_do_not_keep_a_model() -> None:
     with simulated_gpu():
         model = sharp("t5_tiny", 0).to("gpu")
         gone = weakref.ref(model.decoder)
-        generator = make_generator([model], tiny_dictionary(), max_len=5, min_len=5, captured_steps=True)
+        generator = make_generator([model], tiny_dictionary(), max_len=5, min_len=5, cuda_graphs=True)
         generator.generate(batch_of([[5, EOS]], PAD, False).to("gpu"))
         assert captured._STEPS[model.decoder]
         del model, generator
@@ -191,7 +191,7 @@ def test_sentences_that_join_a_batch_are_replayed() -> None:
     sizes = {"beam_size": 3, "max_len_a": 1.5, "max_len_b": 3}
     wanted = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes).generate(batch_of(sources, PAD, False))
     with simulated_gpu() as counts:
-        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, captured_steps=True)
+        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, cuda_graphs=True)
         assert generator.can_merge
         batches = [batch_of(sources[:2], PAD, False), *(batch_of([source], PAD, False) for source in sources[2:])]
         ids = iter([[0, 1], [2], [3], [4]])
@@ -225,7 +225,7 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
         model = sharp("transformer_tiny", 0)
         model.decoder.layers[0].self_attn.__class__ = _Counting  # type: ignore[union-attr]
         model.to(device)
-        options = {"beam_size": 3, "max_len": 9, "captured_steps": True, "beam_table": False}
+        options = {"beam_size": 3, "max_len": 9, "cuda_graphs": True, "beam_indirection": False}
         batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to(device)
         return make_generator([model], tiny_dictionary(), **options).generate(batch)
 
@@ -240,7 +240,7 @@ def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
     with simulated_gpu():
         model = sharp("transformer_tiny", 0).to("gpu")
         model.decoder.layers[0].register_forward_hook(lambda *arguments: calls.append(arguments))
-        options = {"min_len": 9, "max_len": 9, "captured_steps": True}
+        options = {"min_len": 9, "max_len": 9, "cuda_graphs": True}
         batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
         make_generator([model], tiny_dictionary(), **options).generate(batch)
     assert len(calls) == 9
@@ -261,7 +261,7 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
         CapturedStep, "load", lambda step, begin: (loads.append(step.shape.sentences), load(step, begin))
     )
     with simulated_gpu() as counts:
-        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, captured_steps=True)
+        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, cuda_graphs=True)
         found = generator.generate(batch_of(sources, PAD, False).to("gpu"))
     assert_equal(found, wanted, 1e-9)
     assert loads == [32, 4, 1]
@@ -279,7 +279,7 @@ def test_bfloat16(name: str, beam: int) -> None:
         model = sharp(name, 0).to("gpu", torch.bfloat16)
         batch = batch_of(sources, PAD, ZOO[name].padded_left).to("gpu")
         eager, replays = (
-            make_generator([model], tiny_dictionary(), beam_size=beam, max_len=9, captured_steps=captures)
+            make_generator([model], tiny_dictionary(), beam_size=beam, max_len=9, cuda_graphs=captures)
             for captures in (False, True)
         )
         assert_equal(replays.generate(batch), eager.generate(batch), 2**-5)
@@ -306,7 +306,7 @@ def test_layouts_of_weights_outlive_training() -> None:
     """A graph reads their memory, and ``train`` drops them from the modules."""
     with simulated_gpu():
         model = sharp("fconv_tiny", 0).to("gpu")
-        generator = make_generator([model], tiny_dictionary(), max_len=9, captured_steps=True)
+        generator = make_generator([model], tiny_dictionary(), max_len=9, cuda_graphs=True)
         batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["fconv_tiny"].padded_left).to("gpu")
         generator.generate(batch)
         layouts = [
@@ -323,7 +323,7 @@ def test_layouts_of_weights_outlive_training() -> None:
 
 def test_autocast_is_not_recorded(reasons: set[str]) -> None:
     with simulated_gpu(), torch.autocast("gpu", torch.bfloat16):
-        decode("t5_tiny", "gpu", {"captured_steps": True})
+        decode("t5_tiny", "gpu", {"cuda_graphs": True})
     assert any("autocast" in reason for reason in reasons)
 
 
@@ -333,7 +333,7 @@ def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
     with simulated_gpu():
         model = sharp(name, 0).to("gpu")
-        generator = make_generator([model], tiny_dictionary(), beam_size=5, min_len=5, max_len=5, captured_steps=True)
+        generator = make_generator([model], tiny_dictionary(), beam_size=5, min_len=5, max_len=5, cuda_graphs=True)
         generator.generate(batch_of([[5, 6, EOS]] * 4, PAD, ZOO[name].padded_left).to("gpu"))
         (step,) = captured._STEPS[model.decoder]
         layers: Any = model.decoder.layers

@@ -1,4 +1,4 @@
-"""The ``debug.*`` keys: each switches its optimization off, and none changes an output."""
+"""The ``fast.*`` keys: each switches its optimization off, and none changes an output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from seqgen.config import DebugConfig
+from seqgen.config import FastConfig
 from seqgen.core.member import Member
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.sequence_generator import SequenceGenerator
@@ -26,8 +26,8 @@ from tests.generation.test_keys import STRATEGIES
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
 
-OFF = vars(DebugConfig.off())
-VALUES = [*OFF.items(), ("beam_table", "on")]
+OFF = vars(FastConfig.off())
+VALUES = [*OFF.items(), ("beam_indirection", "on")]
 
 
 class Spy(Observer):
@@ -62,9 +62,9 @@ def _members() -> Iterator[list[Member]]:
         yield made
 
 
-def decode(spy: Spy, debug: dict[str, Any]) -> SequenceGenerator:
+def decode(spy: Spy, fast: dict[str, Any]) -> SequenceGenerator:
     translator = Translator(text_model())
-    settings: dict[str, Any] = {"beam": 3, "max_len_b": 12, **{f"debug.{key}": value for key, value in debug.items()}}
+    settings: dict[str, Any] = {"beam": 3, "max_len_b": 12, **{f"fast.{key}": value for key, value in fast.items()}}
     lines = [" ".join(f"w{(7 * line + 5 * word) % 19}" for word in range(1 + line % 5)) for line in range(24)]
     translator.translate(lines, observers=[spy], **settings)
     return translator.prepare(**settings).generator
@@ -73,19 +73,21 @@ def decode(spy: Spy, debug: dict[str, Any]) -> SequenceGenerator:
 def test_the_page_has_a_switch_for_each_optimization() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "fast-decoding.md").read_text(encoding="utf-8")
     rows = [line.split("|")[3] for line in page.splitlines() if line.startswith("|")][2:]
-    assert [row for row in rows if re.search(r"`(debug|common|generation)\.", row) is None] == []
-    assert {field.name for field in fields(DebugConfig)} == {*re.findall(r"`debug\.(\w+)", "".join(rows))}
+    assert [row for row in rows if re.search(r"`(fast|common|generation)\.", row) is None] == []
+    assert {field.name for field in fields(FastConfig)} == {*re.findall(r"`fast\\.(\w+)", "".join(rows))}
 
 
 def test_every_switch_is_tried() -> None:
-    assert set(OFF) == {field.name for field in fields(DebugConfig)}
-    assert vars(DebugConfig.off("use_cache", "beam_table", "kernel_choice")).items() - vars(DebugConfig()).items() == {
+    assert set(OFF) == {field.name for field in fields(FastConfig)}
+    assert vars(FastConfig.off("use_cache", "beam_indirection", "kernel_choice")).items() - vars(
+        FastConfig()
+    ).items() == {
         ("use_cache", False),
-        ("beam_table", "off"),
+        ("beam_indirection", "off"),
         ("kernel_choice", "fixed"),
     }
-    off = {key for key, value in VALUES if value == getattr(DebugConfig(), key)}
-    assert off == {"captured_steps"}  # tests/generation/test_captured_steps.py turns it on
+    off = {key for key, value in VALUES if value == getattr(FastConfig(), key)}
+    assert off == {"cuda_graphs"}  # tests/generation/test_captured_steps.py turns it on
 
 
 @pytest.mark.parametrize("key", ["", *OFF])
@@ -97,8 +99,8 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
         assert (member.state is None) == (key == "use_cache")
         assert member.shares_encoder_output == (key not in ("use_cache", "share_encoder_output"))
         if member.state is not None:
-            assert member.state.beam_table is (False if key == "beam_table" else None)
-            assert ("indirection_table" in member.state.shared) == (key != "beam_table")
+            assert member.state.beam_indirection is (False if key == "beam_indirection" else None)
+            assert ("indirection_table" in member.state.shared) == (key != "beam_indirection")
     assert spy.pending == {key != "skip_log_softmax"}
     assert spy.two_stage == {key != "two_stage_candidates"}
     assert spy.prepacked == {key != "prepacked_weights"}
@@ -116,7 +118,7 @@ def test_no_switch_changes_an_output(name: str, semantics: str) -> None:
             [(hypothesis.tokens.tolist(), pytest.approx(hypothesis.score)) for hypothesis in line.hypotheses]
             for line in translator.translate(lines, **settings)
         ]
-        for settings in ({}, *({f"debug.{key}": value} for key, value in VALUES))
+        for settings in ({}, *({f"fast.{key}": value} for key, value in VALUES))
     ]
     for (key, value), other in zip(VALUES, others, strict=True):
         assert other == first, (key, value)
@@ -127,7 +129,7 @@ def test_no_switch_changes_a_speculative_output(more: dict[str, Any]) -> None:
     translator = Translator(text_model(seed=2), beam=1, max_len_b=6, **more)
     outputs = [
         [line.text for line in translator.translate(TEXTS, **settings)]
-        for settings in ({}, *({f"debug.{key}": value} for key, value in VALUES))
+        for settings in ({}, *({f"fast.{key}": value} for key, value in VALUES))
     ]
     assert outputs == [outputs[0]] * len(outputs)
 
@@ -135,7 +137,7 @@ def test_no_switch_changes_a_speculative_output(more: dict[str, Any]) -> None:
 def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
     """The caller may decode with other switches between two results of continuous batching."""
     member = text_model()
-    generator = Translator(member).prepare(**{"debug.prepacked_weights": False}).generator
+    generator = Translator(member).prepare(**{"fast.prepacked_weights": False}).generator
     examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
     batches = [member.task.collate(examples, member.model)]
     results = generate_continuously(generator, lambda running, width: batches.pop() if batches else None)
@@ -154,8 +156,8 @@ def test_the_command_hands_the_switches_to_the_generator(tmp_path: Path) -> None
 
     outcome = command("train", f"run_dir={tmp_path}/run", *TINY, "optimization.max_update=1", "common.device=cpu")
     assert outcome.code == 0, outcome.err
-    switches = [f"debug.{key}={str(value).lower()}" for key, value in OFF.items()]
+    switches = [f"fast.{key}={str(value).lower()}" for key, value in OFF.items()]
     with mock.patch("seqgen.task.build_setup", note):
         outcome = command("generate", f"path={tmp_path}/run", *switches, "input=-", "common.device=cpu", stdin=b"7\n")
     assert outcome.code == 0, outcome.err
-    assert [setup.fast for setup in setups] == [fast_paths(DebugConfig.off())]
+    assert [setup.fast for setup in setups] == [fast_paths(FastConfig.off())]

@@ -89,7 +89,7 @@ def generated(observer: Observer, **options: Any) -> list[list[Hypothesis]]:
     "options",
     [
         {},
-        {"lazy_compaction": False, "unnormalized": True},
+        {"lazy_compaction": False, "normalize_scores": False},
         {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.3},
         {"search_strategy": DiverseBeamSearch(2, 0.5)},
         {"search_strategy": SpeculativeSearch(PromptLookup(2), 3, Sampling(4))},

@@ -107,7 +107,7 @@ def test_captured_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = decode(name, "cpu", {})
     monkeypatch.setattr(Session, "run", branching(wanted, found, 3))
     with simulated_gpu() as counts:
-        assert_same(decode(name, "gpu", {"captured_steps": True}), plain, 1e-9)
+        assert_same(decode(name, "gpu", {"cuda_graphs": True}), plain, 1e-9)
     assert counts.launches["replay"] > 4
     for one, two in zip(found, wanted, strict=True):
         assert_same(one, two, 1e-9)
@@ -128,7 +128,7 @@ def begin(options: dict[str, Any], name: str = "transformer_tiny", kind: type[Se
     ("name", "options"),
     covering(
         ["transformer_tiny", "fconv_uneven", "t5_tiny"],
-        [{}, {"semantics": "huggingface"}, {"beam_table": "off"}, {"beam_size": 1, "top_tokens": 2}],
+        [{}, {"semantics": "huggingface"}, {"beam_indirection": "off"}, {"beam_size": 1, "top_tokens": 2}],
     ),
 )
 def test_prefixes_of_different_steps_decode_in_one_batch(

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates
@@ -182,17 +182,17 @@ class TestTheConstraint:
                 own = tuple(tokens.tolist())[semantics == "huggingface" :]
                 return [line[len(own)] for line in lines if line[: len(own)] == own and len(line) > len(own)]
 
-            def decode(processor: Any, debug: DebugConfig, model: ScriptedModel = model) -> list[Any]:
-                generator = SequenceGenerator(build_setup([model], WORDS, cfg, processors=[processor], debug=debug))
+            def decode(processor: Any, fast: FastConfig, model: ScriptedModel = model) -> list[Any]:
+                generator = SequenceGenerator(build_setup([model], WORDS, cfg, processors=[processor], fast=fast))
                 return [
                     [(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in hypotheses]
                     for hypotheses in generator.generate(batch_of([[4, 5, EOS], [EOS], [3, 7, 7, EOS]]))
                 ]
 
-            wanted = decode(PrefixConstraint(follows), DebugConfig())
+            wanted = decode(PrefixConstraint(follows), FastConfig())
             assert all(tokens in lines for hypotheses in wanted for tokens, _ in hypotheses)
-            for debug in (DebugConfig(), DebugConfig(narrowed_scores=False), DebugConfig(skip_log_softmax=False)):
-                assert decode(TrieConstraint(PrefixTrie.of(lines)), debug) == wanted
+            for fast in (FastConfig(), FastConfig(narrowed_scores=False), FastConfig(skip_log_softmax=False)):
+                assert decode(TrieConstraint(PrefixTrie.of(lines)), fast) == wanted
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -226,18 +226,18 @@ def lprobs_of(rule: Rule) -> Rule:
     return lambda source, history: rule(source, history).log_softmax(0)
 
 
-@pytest.mark.parametrize("lenpen", [0.0, 1.0])
-def test_a_wide_beam_equals_enumeration(lenpen: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_a_wide_beam_equals_enumeration(length_penalty: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FEW, 2)
     draw = random.Random(7)
     for seed in range(4):
         lines = outputs(draw, 25)
         rule, count = random_rule(VOCAB, seed), len(lines)
-        cfg = GenerationConfig(beam=count, nbest=count, max_len_b=7, search="beam", lenpen=lenpen)
+        cfg = GenerationConfig(beam=count, nbest=count, max_len_b=7, search="beam", length_penalty=length_penalty)
         trie = TrieConstraint(PrefixTrie.of(lines))
         generator = SequenceGenerator(build_setup([ScriptedModel(rule)], WORDS, cfg, processors=[trie]))
         for source, got in zip([(4, EOS), (EOS,)], generator.generate(batch_of([[4, EOS], [EOS]])), strict=True):
-            wanted = best(lprobs_of(rule), lines, source, Ranking(len_penalty=lenpen))
+            wanted = best(lprobs_of(rule), lines, source, Ranking(len_penalty=length_penalty))
             assert [tuple(one.tokens.tolist()) for one in got] == [line for line, _ in wanted]
             assert [one.score for one in got] == pytest.approx([score for _, score in wanted], abs=1e-5)
 
@@ -274,12 +274,12 @@ def certified(seed: int) -> list[bool]:
     sharpness = draw.choice([0.3, 1.5, 4.0])
     rules = [random_rule(VOCAB, seed, sharpness), random_rule(VOCAB, -seed, sharpness)][: draw.choice([1, 1, 2])]
     scores, keys = (lprobs_of(rules[0]), {}) if len(rules) == 1 else random_ensemble(draw, rules)
-    lenpen, beam = draw.choice([-0.5, 0.0, 1.0, 6.0]), draw.choice([1, 2, 3, 6])
+    length_penalty, beam = draw.choice([-0.5, 0.0, 1.0, 6.0]), draw.choice([1, 2, 3, 6])
     cfg = GenerationConfig(
         beam=beam,
         nbest=draw.randint(1, beam),
         max_len_b=draw.choice([1, 2, 3, 60]),  # below and above the longest allowed output
-        lenpen=lenpen,
+        length_penalty=length_penalty,
         search="beam",
         semantics=draw.choice(["fairseq", "huggingface"]),
         certificate=True,
@@ -294,7 +294,7 @@ def certified(seed: int) -> list[bool]:
     results = []
     for number, got in enumerate(generator.generate(batch_of([[4, EOS], [EOS]]))):
         allowed = possible(lines, cfg.max_len_b + 1, cfg.semantics)
-        ranking = Ranking(len_penalty=lenpen)
+        ranking = Ranking(len_penalty=length_penalty)
         wanted = best(scores, allowed, [(4, EOS), (EOS,)][number], ranking)
         wanted = [(line, score) for line, score in wanted if score > -torch.inf]
         bound, exact = certificate.found[number]

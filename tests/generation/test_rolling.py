@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.core.component import FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGITS
+from seqgen.core.component import FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
@@ -37,7 +37,7 @@ OPTIONS: list[dict[str, object]] = [
     {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
     {"semantics": "huggingface", "beam_size": 1},
     {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2, "top_tokens": 3},
-    {"beam_table": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
+    {"beam_indirection": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
 ]
 
 
@@ -122,7 +122,7 @@ class Outputs(LogitsProcessor):
     """Adds a function of the models' outputs to the scores."""
 
     can_merge = True
-    needs = frozenset({FEATURES, MEMBER_LOGITS})
+    needs = frozenset({HIDDEN_STATES, MEMBER_LOGITS})
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         features, logits = context.outputs.features, context.outputs.member_logits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.processors import LogitsProcessor
@@ -58,8 +58,8 @@ def generator(
 ) -> SequenceGenerator:
     objects = {name: keys.pop(name) for name in ("processors", "observers", "need_attention") if name in keys}
     cfg = GenerationConfig(**{"beam": 4, "nbest": 1, "max_len_a": 1.0, "max_len_b": 3, **keys})
-    debug = DebugConfig(shortlist_columns=columns)
-    return SequenceGenerator(build_setup(models, WORDS, cfg, shortlist=candidates, debug=debug, **objects))
+    fast = FastConfig(shortlist_columns=columns)
+    return SequenceGenerator(build_setup(models, WORDS, cfg, shortlist=candidates, fast=fast, **objects))
 
 
 @pytest.fixture(name="made", autouse=True)
@@ -216,7 +216,7 @@ class Ones(LogitsProcessor):
         ("transformer_tiny", {"processors": [Ones()]}),
         ("transformer_tiny", {"no_repeat_ngram_size": 2}),
         ("transformer_tiny", {"sequence_bias": ["w1 w2=1.0"]}),
-        ("transformer_tiny", {"sampling": True, "sampling_topk": 3}),
+        ("transformer_tiny", {"sampling": True, "top_k": 3}),
         ("lstm_tiny", {}),
     ],
     ids=["processor", "ngrams", "bias", "sampling", "features"],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.beam_search import Greedy
-from seqgen.core.component import FEATURES
+from seqgen.core.component import HIDDEN_STATES
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.model import EncoderDecoderModel
@@ -357,7 +357,7 @@ def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -
     """The draft model's features are not those of the decoded model; n-gram drafts are not processed."""
 
     class Reading(RepetitionPenalty):
-        needs = frozenset({FEATURES})
+        needs = frozenset({HIDDEN_STATES})
 
         def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
             assert context.outputs.features is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer, StepRecord
@@ -132,9 +132,9 @@ def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.Monke
     cfg = GenerationConfig(beam=3, max_len_b=6, semantics=semantics, top_tokens=4)
     found = []
     for edges in (True, False):
-        processors, debug = [TrieConstraint(trie)], DebugConfig(narrowed_scores=edges)
+        processors, fast = [TrieConstraint(trie)], FastConfig(narrowed_scores=edges)
         spy = Narrowed()
-        setup = build_setup(models(), dictionary(WORDS), cfg, processors=processors, debug=debug, observers=[spy])
+        setup = build_setup(models(), dictionary(WORDS), cfg, processors=processors, fast=fast, observers=[spy])
         found.append(SequenceGenerator(setup).generate(batch_of(SOURCES)))
         assert spy.seen == {edges}
     assert_same(*found)

@@ -102,15 +102,15 @@ def test_without_it_bits_differ() -> None:
 
 STRATEGIES = {
     "greedy": {"search": "greedy", "beam": 1},
-    "sampling": {"sampling": True, "sampling_topp": 0.9},
+    "sampling": {"sampling": True, "top_p": 0.9},
     "diverse": {"search": "diverse_beam", "components": {"search.groups": 2}},
     "siblings": {"search": "diverse_siblings", "components": {"search.rate": 0.3}},
     "contrastive": {"search": "contrastive", "beam": 1},
-    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "lenpen": 0.7, "coverage_penalty": 0.2},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "length_penalty": 0.7, "coverage_penalty": 0.2},
     "huggingface": {"semantics": "huggingface", "early_stopping": "never", "temperature": 1.3},
     "guidance": {"guidance_scale": 1.5},
     "prompt lookup": {"prompt_lookup": 2, "beam": 1, "search": "greedy"},
-    "wu": {"length_penalty": "wu", "lenpen": 0.37},
+    "wu": {"length_penalty_form": "wu", "length_penalty": 0.37},
 }
 
 

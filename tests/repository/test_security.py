@@ -90,7 +90,7 @@ def test_a_models_own_settings_cannot_demand_all_memory() -> None:
 
 
 def test_settings_that_name_files_are_never_a_models_own() -> None:
-    named = {"draft": "hf:evil/model", "prefix_trie": "/etc/passwd", "shortlist": "/etc/passwd"}
+    named = {"draft": "hf:evil/model", "allowed_outputs": "/etc/passwd", "shortlist": "/etc/passwd"}
     files = {
         **named,
         "replace_unknown": "/etc/passwd",

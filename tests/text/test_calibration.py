@@ -186,8 +186,8 @@ def test_other_models_and_settings_are_refused() -> None:
     MADE.check("abc", dict(MADE.settings))
     with pytest.raises(ConfigError, match="made with another model"):
         MADE.check("abd", MADE.settings)
-    with pytest.raises(ConfigError, match=r"other values of generation\.beam, generation\.lenpen;"):
-        MADE.check("abc", {**MADE.settings, "beam": 5, "lenpen": 0.6})
+    with pytest.raises(ConfigError, match=r"other values of generation\.beam, generation\.length_penalty;"):
+        MADE.check("abc", {**MADE.settings, "beam": 5, "length_penalty": 0.6})
     with pytest.raises(ConfigError, match=r"other values of generation\.components;"):
         MADE.check("abc", {"beam": 4})
     cfg = GenerationConfig(beam=4, batch_size=3, components={"search.groups": 2})
@@ -238,7 +238,7 @@ def calibration(tmp_path: Path) -> Path:
     model, cfg = text_model(), Translator(text_model()).settings(beam=3)
     made = replace(
         MADE, model=weights_fingerprint([model.model]), settings=calibrated_settings(cfg), weights=[1.5, 0.0],
-        features=["mean_lprob", "nbest_entropy"],
+        quality_features=["mean_lprob", "nbest_entropy"],
     )  # fmt: skip
     made.save(tmp_path / "made.json")
     return tmp_path / "made.json"
@@ -246,7 +246,7 @@ def calibration(tmp_path: Path) -> Path:
 
 def test_a_decode_has_probabilities_and_marks(calibration: Path) -> None:
     translator, made = Translator(text_model()), Calibration.load(calibration)
-    whole = translator.translate([*TEXTS, ""], beam=3, nbest=3, features=["mean_lprob", "nbest_entropy"])
+    whole = translator.translate([*TEXTS, ""], beam=3, nbest=3, quality_features=["mean_lprob", "nbest_entropy"])
     assert whole[-1].features == {}
     wanted = [1 / (1 + math.exp(-0.3 - 1.5 * (one.features["mean_lprob"] + 0.5) / 0.2)) for one in whole[:-1]]
     median = sorted(wanted)[2]
@@ -265,7 +265,7 @@ def test_an_ensemble_has_a_calibration_of_its_own(calibration: Path) -> None:
     made = replace(Calibration.load(calibration), model=weights_fingerprint(ensemble.models))
     made.save(calibration)
     found = ensemble.translate(TEXTS, confidence=name)
-    whole = ensemble.translate(TEXTS, nbest=3, features=["mean_lprob", "nbest_entropy"])
+    whole = ensemble.translate(TEXTS, nbest=3, quality_features=["mean_lprob", "nbest_entropy"])
     values = np.array([[*one.features.values()] for one in whole])
     assert [one.confidence for one in found] == pytest.approx(made.probabilities(values))
     with pytest.raises(ConfigError, match="made with another model"):

@@ -228,7 +228,7 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
         first.notes[0]
         == "sentence 1: the model reads an unknown token in place of text that is not in its vocabulary: W1 w8."
     )
-    whole = translator.translate(texts[:1], **SPLIT, unnormalized=True)[0]
+    whole = translator.translate(texts[:1], **SPLIT, normalize_scores=False)[0]
     assert whole.score == pytest.approx(float(whole.hypotheses[0].positional_scores.sum()))
 
 

@@ -169,7 +169,7 @@ def results(found: list[Translation]) -> list[Any]:
     ]
 
 
-SETTINGS: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 12, "max_len_a": 0, "min_len": 1, "lenpen": 1.0}
+SETTINGS: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 12, "max_len_a": 0, "min_len": 1, "length_penalty": 1.0}
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -181,7 +181,7 @@ def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], me
     assert [len(one.hypotheses) > 0 for one in found] == [True, True, False, True]
     assert results([translator.translate([line])[0] for line in LINES]) == expected
     assert results(translator.translate(LINES[::-1], batch_size=2)[::-1]) == expected
-    for switch in ({"debug.use_cache": False}, {"debug.beam_table": "on"}):
+    for switch in ({"fast.use_cache": False}, {"fast.beam_indirection": "on"}):
         assert results(translator.translate(LINES, **switch)) == expected
     for item in (item for one in found for item in one.hypotheses):
         ids = [member.task.target_dictionary.eos() for member in chosen]

@@ -169,11 +169,11 @@ class Languages:
         """
         return [self.ids[target_lang]] if target_lang and self.target is TargetLanguage.FIRST else []
 
-    def checked(self, origin: str) -> Self:
+    def checked(self, location: str) -> Self:
         """The same languages, after a check that the default languages exist.
 
         Args:
-            origin: the tokenizer's file, for messages.
+            location: the tokenizer's file, for messages.
 
         Raises:
             ConfigError: one does not exist.
@@ -181,6 +181,6 @@ class Languages:
         source, target = self.source_lang, self.target_lang
         return replace(
             self,
-            source_lang=self.code(source, f"{origin}: src_lang") if source else "",
-            target_lang=self.code(target, f"{origin}: tgt_lang") if target else "",
+            source_lang=self.code(source, f"{location}: src_lang") if source else "",
+            target_lang=self.code(target, f"{location}: tgt_lang") if target else "",
         )

@@ -9,14 +9,14 @@ from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import ACROSS_VOCABULARIES
-from seqgen.config.values import DEFAULTS, restricting
+from seqgen.config.values import DEFAULTS, non_default_values
 from seqgen.core.errors import ConfigError
 from seqgen.registry import COMBINATIONS
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
 """The beginnings of the components' keys that can be used."""
 
-OBJECTS = ("mbr", "rerank", "members")
+OBJECTS = ("mbr", "rerank", "member_sources")
 """The decoding components that can be given as objects."""
 
 NOTE = (
@@ -35,7 +35,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first such setting.
     """
-    given = restricting(vars(cfg))
+    given = non_default_values(vars(cfg))
     allowed = {"search": "beam", "combination": "log"}
     refused = {
         f"generation.{key}": value for key, value in given.items() if key not in keys_tagged(ACROSS_VOCABULARIES)

@@ -44,7 +44,7 @@ class ConfidenceEstimator:
             except ConfigError as error:
                 raise ConfigError(f"generation.confidence={cfg.confidence}: {error}") from None
         self.marks = cfg.review_share > 0 or cfg.review_risk < 1
-        names = dict.fromkeys([*cfg.features, *self.calibration.features])
+        names = dict.fromkeys([*cfg.quality_features, *self.calibration.features])
         self.features: dict[str, Feature] = {name: build(FEATURES, name, Feature, cfg, resources) for name in names}
 
     def rated(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Translation:

@@ -24,8 +24,8 @@ LEAST = -50.0
 class Feature(Component):
     """A number that goes with the quality of the best hypothesis of a line; a subclass implements ``__call__``.
 
-    A class that is registered with ``@register_feature`` can be chosen by name (``generation.features``). It receives
-    all hypotheses of the search, of which ``nbest`` are returned.
+    A class that is registered with ``@register_feature`` can be chosen by name (``generation.quality_features``). It
+    receives all hypotheses of the search, of which ``nbest`` are returned.
     """
 
     def __call__(self, translation: Translation) -> float:

@@ -21,7 +21,7 @@ _HAS_CONFIDENCE = Requirement(lambda cfg: cfg.confidence, "has no effect without
 class ConfidenceOptions:
     """How sure an output is, and which lines a person should review."""
 
-    features: list[str] = decoding_key(
+    quality_features: list[str] = decoding_key(
         [],
         "names of features of the best hypothesis that predict its quality, such as mean_lprob",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,

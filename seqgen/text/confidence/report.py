@@ -171,7 +171,7 @@ class ConfidenceReport:
         if (best := max(ranks, key=ranks.__getitem__)) != "confidence":
             lines.append(
                 f"{best} alone ranks these lines better than the confidence does (Spearman {ranks[best]:.2f} against "
-                f"{ranks['confidence']:.2f}); calibrate with more lines, or with fewer generation.features"
+                f"{ranks['confidence']:.2f}); calibrate with more lines, or with fewer generation.quality_features"
             )
         if "risk" in found:
             lines.append(

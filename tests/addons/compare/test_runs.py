@@ -287,13 +287,13 @@ def test_a_record_repeats_a_decode(trained: Path, data: Path, tmp_path: Path, mo
     (tmp_path / "keys.yaml").write_text("generation.beam: 3\n")
     output, record = tmp_path / "out", tmp_path / "record.json"
     given = [f"config={tmp_path}/keys.yaml", f"path={trained}/run", f"input={lines}", f"output={output}"]
-    given += ["generation.lenpen=1", f"trace={tmp_path}/t.jsonl", "trace_options.sentences=1"]
+    given += ["generation.length_penalty=1", f"trace={tmp_path}/t.jsonl", "trace_options.sentences=1"]
     (tmp_path / "1").write_text("")
     monkeypatch.chdir(tmp_path)  # where a file has the name of a value
     assert command("generate", *given, f"record={record}", "format=json").code == 0
     found = json.loads(record.read_text())
     assert found["keys"] == {"generation.beam": "3", "path": f"{trained}/run", "input": str(lines), "format": "json",
-        "generation.lenpen": "1"}  # fmt: skip
+        "generation.length_penalty": "1"}  # fmt: skip
     assert "1" not in found["files"]
     assert (found["settings"]["beam"], found["input"]["lines"], found["output"]["lines"]) == (3, 2, 2)
     assert found["output"]["sha256"] == __import__("hashlib").sha256(output.read_bytes()).hexdigest()

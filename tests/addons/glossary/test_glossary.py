@@ -173,7 +173,7 @@ def test_what_excludes_a_glossary_is_said_once(tmp_path: Path) -> None:
         translator.translate(["w1"], streamer=TextStreamer())
     with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that can"):
         translator.translate(["w1"], search="contrastive")
-    with pytest.raises(ConfigError, match=r"sampling_topk, sampling_topp .* remove these keys"):
-        translator.translate(["w1"], sampling=True, sampling_topk=5)
+    with pytest.raises(ConfigError, match=r"top_k, top_p .* remove these keys"):
+        translator.translate(["w1"], sampling=True, top_k=5)
     with pytest.raises(DataError, match="there is no file"):
         translator.translate(["w1"], glossary=str(tmp_path / "nothere"))

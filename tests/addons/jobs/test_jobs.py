@@ -111,7 +111,7 @@ def test_a_part_that_the_job_does_not_have_counts_for_nothing(bench: Bench) -> N
         (lambda bench: bench.models.update(model="b"), "another model; give the same as before"),
         (lambda bench: bench.models.update(list="c"), "list, which is now new"),
         (lambda bench: bench.models.clear(), "model, which is now missing"),
-        (lambda bench: setattr(bench, "part_lines", 5), "generation.part_lines=10, and it is now 5"),
+        (lambda bench: setattr(bench, "part_lines", 5), "job.part_lines=10, and it is now 5"),
         (lambda bench: bench.write([*LINES, "more"]), "an input of 47 lines, and it now has 48"),
         (lambda bench: bench.write([*LINES[:30], "x", *LINES[31:]]), "an input whose lines 31 to 40 were different"),
     ],

@@ -66,7 +66,7 @@ def test_lists(lines: list[str]) -> None:
     """Scores of n-best lists are those of the scorer; an ensemble of twice the model is the model; constraints hold."""
     lines, path = lines[:20], firefox.folder("enpt")
     translator, both = Translator(path), Translator([path, path])
-    keys = {"beam": 4, "nbest": 4, "lenpen": 1.0}
+    keys = {"beam": 4, "nbest": 4, "length_penalty": 1.0}
     for one, other in zip(translator.translate(lines, **keys), both.translate(lines, **keys), strict=True):
         assert [hypothesis.text for hypothesis in one.hypotheses] == [
             hypothesis.text for hypothesis in other.hypotheses
@@ -95,7 +95,7 @@ def test_commands(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, files = f"path={firefox.folder('enpt')}", ["input=text", "generation.bit_exact=true"]
     for further in (
         ["output=plain"],
-        ["output=job", "job.folder=parts", "generation.part_lines=7"],
+        ["output=job", "job.folder=parts", "job.part_lines=7"],
         ["output=traced", "trace=t.jsonl"],
     ):
         outcome = command("generate", path, *files, *further)

@@ -30,8 +30,8 @@ from tests.text_models import TEXTS, text_model
 LINES = [*TEXTS, "", *(f"w{i} w{(3 * i) % 19} w{i // 2}" for i in range(9))]
 SETTINGS: dict[str, dict[str, Any]] = {
     "beam": {"beam": 3},
-    "huggingface": {"semantics": "huggingface", "early_stopping": "never", "lenpen": 0.5, "min_len": 2},
-    "sampling": {"sampling": True, "beam": 3, "sampling_topk": 5},
+    "huggingface": {"semantics": "huggingface", "early_stopping": "never", "length_penalty": 0.5, "min_len": 2},
+    "sampling": {"sampling": True, "beam": 3, "top_k": 5},
     "beam_sampling": {"search": "beam_sampling", "beam": 3},
     "diverse": {"search": "diverse_beam", "search.groups": 2, "beam": 4},
     "rules": {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3, "suppress": ["w3"]},
@@ -111,7 +111,7 @@ def test_a_trace_changes_nothing(name: str, tmp_path: Path) -> None:
 )
 def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) -> None:
     models, path = translator(2), tmp_path / "t.jsonl.gz"
-    settings = {f"debug.{key}": value for key, value in switches.items()}
+    settings = {f"fast.{key}": value for key, value in switches.items()}
     settings |= {"combination": combination, "beam": 3, "nbest": 3}
     settings |= {"combination.weight": 1.0} if combination == "fusion" else {}
     plain = models.translate(LINES, **settings)
@@ -198,10 +198,10 @@ def test_the_path_of_the_reference(tmp_path: Path) -> None:
     models, path, fates = translator(), tmp_path / "t.jsonl", set()
     lines = [line for line in LINES if line]
     for rank in (0, 2, 5, 9):
-        wide = models.translate(lines, beam=12, nbest=12, unnormalized=True)
+        wide = models.translate(lines, beam=12, nbest=12, normalize_scores=False)
         references = [item.hypotheses[min(rank, len(item.hypotheses) - 1)].text for item in wide]
         options = TraceConfig(reference_scores=rank > 2)
-        traced(models, path, lines, references, options, beam=2, nbest=2, unnormalized=True)
+        traced(models, path, lines, references, options, beam=2, nbest=2, normalize_scores=False)
         for sentence in Trace(path):
             reference, fate = sentence.reference, reference_path(sentence)
             assert reference is not None

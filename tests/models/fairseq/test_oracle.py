@@ -56,7 +56,7 @@ def generation_config(setting: str) -> GenerationConfig:
     theirs = RUNS[setting]["generation"]
     ours = {field.name for field in fields(GenerationConfig)} - {"constraints"}
     if not theirs.get("sampling"):
-        ours -= {"sampling_topk", "sampling_topp"}  # -1 there says that there is no cut-off
+        ours -= {"top_k", "top_p"}  # -1 there says that there is no cut-off
     cfg = GenerationConfig(**{key: value for key, value in theirs.items() if key in ours})
     for key, value in (G2 if "g2_" in setting else {}).items():
         setattr(cfg, key, value)
@@ -111,7 +111,7 @@ def test_all_files_are_compared() -> None:
 def test_nbest_lists(setting: str) -> None:
     rows = expected(setting)
     assert len(rows) == 100
-    normalized = not RUNS[setting]["generation"]["unnormalized"]
+    normalized = RUNS[setting]["generation"]["normalize_scores"]
     for start in range(0, len(rows), 16):
         part = rows[start : start + 16]
         for row, hypotheses in zip(part, decode(setting, part), strict=True):
