@@ -325,10 +325,8 @@ def fields_of(
     """
     found: dict[str, Tensor] = {}
     for one in with_fields(components):
-        fields: Mapping[str, Tensor] = check_returned(
-            one, "token_fields", one.token_fields(candidates, context), Mapping
-        )
-        for name, value in fields.items():
+        values = check_returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        for name, value in values.items():
             if name in found:
                 raise ConfigError(
                     f"{type(one).__name__} and another component have a field {name!r}; remove one of them"

@@ -179,7 +179,7 @@ class CapturedStep:
         with StepPlan().active():
             out = run_decoder(decoder, tokens, self._encoder_out, self.shape.needs, incremental_state=state).at(-1)
         decoder.drop_first(state, 1)
-        state.count_down()
+        state.start_offsets.sub_(1).clamp_(min=0)  # in place, so that the device is not asked whether any is above 0
         _copy(state, self.state)
         return out
 
