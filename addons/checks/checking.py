@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from seqgen.core.contract import ContractError
 from seqgen.system.error_messages import missing
+from seqgen.system.reading import parse_yaml
 
 
 class Violation(Exception):
@@ -281,6 +283,17 @@ Wrong: TypeAlias = Mapping[str, Violation]
 Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], str | None]]
 """Causes, or experiments that may find the cause, by invariant or by ``INVARIANT | PART OF THE VIOLATION'S TEXT``. The
 first that applies decides; an empty key applies to all violations."""
+
+
+def read_advice(kind: str, **experiments: Callable[[Any, Wrong], str | None]) -> Advice[Any]:
+    """The advice of ``advice.yaml`` for a kind of what is checked.
+
+    Args:
+        kind: its name in the file.
+        experiments: those that the file names.
+    """
+    texts = parse_yaml((resources.files(__package__) / "advice.yaml").read_bytes())[kind]
+    return {key: experiments.get(text, text) for key, text in texts.items()}
 
 
 def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[str]:

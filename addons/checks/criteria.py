@@ -24,6 +24,7 @@ from seqgen.addons.checks.checking import (
     at,
     check_all,
     hooked,
+    read_advice,
     require,
 )
 from seqgen.addons.checks.search import same_hypotheses
@@ -335,12 +336,6 @@ def check_criterion(subject: Training) -> Iterator[Outcome]:
     return check_all({**CRITERION, **(DECODING_CRITERION if decodes else {})}, subject)
 
 
-_GRADIENT = (
-    "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
-    "custom backward"
-)
-
-
 def _of_the_sum(subject: Training, wrong: Wrong) -> str:
     """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
     once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
@@ -351,29 +346,5 @@ def _of_the_sum(subject: Training, wrong: Wrong) -> str:
     return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
 
 
-CRITERION_ADVICE: Advice[Training] = {
-    "the loss is a scalar | has no gradient": _GRADIENT,
-    "losses are repeatable": (
-        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
-        "true, and keep nothing on the criterion"
-    ),
-    "decoding is not training": (
-        "decoding is not apart from training; decode with self.decode(model, batch), which uses evaluation mode"
-    ),
-    "decoding reads current weights": (
-        "decoding uses cached weights of an earlier update; decode with self.decode(model, batch), and cache no weights"
-    ),
-    "decoding = rescoring": (
-        "decoding and rescore compute with different models or inputs; do not override them, and look for a forward "
-        "that differs between training and decoding"
-    ),
-    "padding does not affect the loss | of the source changes the loss": (
-        "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
-    ),
-    "padding does not affect the loss | changes the loss": (
-        "padding of the target is counted; exclude the positions whose target is padding (target_logits does so)"
-    ),
-    "sum over ranks = whole batch | the loss": _of_the_sum,
-    "gradient = finite differences": _GRADIENT,
-}
+CRITERION_ADVICE: Advice[Training] = read_advice("criterion", of_the_sum=_of_the_sum)
 """Causes of violations of a criterion; the other violations say themselves what is wrong."""

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from seqgen.addons.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
+from seqgen.addons.jobs.folder import ERRORS, JobFolder, manifest_of, merged_notes
 from seqgen.addons.jobs.job import Job, JobStopped, Stop
+from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, find_source, plan_parts
-from seqgen.addons.jobs.workers import Answers, LocalWorkers, Workers
+from seqgen.addons.jobs.workers import Answers, Workers
 from seqgen.checkpoints.serialization import fingerprint
 from seqgen.cli.command import import_plugins
 from seqgen.cli.line_decoding import (
@@ -104,10 +105,10 @@ def _run(
     files = file_digests(named_files(named))
     log(f"reading {cfg.input} ...")
     plan = plan_parts(source, cfg.job.part_lines, stop.check)
-    manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.job.part_lines, plan, versions())
-    folder.open(manifest)
+    read = {**models, **files}
+    folder.open(manifest_of(_settings(cfg, given), read, cfg.job.part_lines, plan, versions()), plan.parts)
     piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
-    job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
+    job = Job(folder, source, plan, fingerprint(read), piece_lines, log, stop.check)
     before = folder.lines
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
