@@ -8,7 +8,7 @@ from typing import Any
 
 from seqgen.addons.compare.document import Table, text_of
 from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, seed_of, untested
-from seqgen.metrics import Texts
+from seqgen.extend import Texts
 
 VERSION = 1
 """Version of the JSON form."""
