@@ -21,12 +21,12 @@ from seqgen.addons.checks.criteria import CRITERION_ADVICE, check_criterion
 from seqgen.addons.checks.kinds import KINDS
 from seqgen.addons.checks.models import MODEL_ADVICE, check as check_model
 from seqgen.addons.checks.tasks import TASK, TASK_ADVICE
-from seqgen.cli.command import INFORMING, log, run, set_up_device
+from seqgen.cli.command import INFORMING
 from seqgen.cli.help import WIDTH
 from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import SINGLE_COMPONENTS, option
-from seqgen.config.values import split_argument, text_list, text_values
-from seqgen.core.errors import ConfigError, nearest
+from seqgen.config.values import text_list, text_values
+from seqgen.extend import ConfigError, log, nearest, run, set_up_device, split_argument
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.error_messages import printable
 

@@ -31,18 +31,26 @@ from seqgen.addons.checks.checking import (
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import SOURCES, Decoding
 from seqgen.config import FastConfig
-from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.combinations import Combination, combine
-from seqgen.core.component import Component, Composite
-from seqgen.core.context import StepContext
-from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.processors import LogitsProcessor, apply_all
-from seqgen.core.scores import Scores
-from seqgen.core.search import Search
-from seqgen.core.session import Session
-from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.pair_dataset import pad_rows
+from seqgen.core.combinations import combine
+from seqgen.core.component import Composite
+from seqgen.core.processors import apply_all
 from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.extend import (
+    Batch,
+    Candidates,
+    Combination,
+    Component,
+    ConfigError,
+    DecodingError,
+    Hypothesis,
+    LogitsProcessor,
+    Scores,
+    Search,
+    Session,
+    StepContext,
+    gather_beams,
+    pad_rows,
+)
 
 WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""

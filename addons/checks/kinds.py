@@ -11,26 +11,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from seqgen import load_models
 from seqgen.addons.checks.checking import Invariants, Raised
 from seqgen.addons.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.addons.checks.criteria import Training
 from seqgen.addons.checks.strategies import STRATEGY
 from seqgen.addons.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
 from seqgen.addons.checks.tasks import Prepared
-from seqgen.checkpoints.loaders import DecodingTask, LoadedModel
-from seqgen.checkpoints.loading import load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
-from seqgen.core.combinations import Combination
-from seqgen.core.component import Component
-from seqgen.core.errors import ConfigError, UserError, nearest
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.search import Search
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.modules.kv_cache.protocol import KeyValueCache
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
-from seqgen.task import PromptTask, Task
+from seqgen.extend import (
+    MODELS,
+    Combination,
+    Component,
+    ConfigError,
+    DecodingTask,
+    Dictionary,
+    EncoderDecoderModel,
+    KeyValueCache,
+    LoadedModel,
+    MultiheadAttention,
+    Search,
+    Task,
+    UserError,
+    WhitespaceTokenizer,
+    nearest,
+)
+from seqgen.registry import CRITERIA, DECODING_COMPONENTS, TASKS
+from seqgen.task import PromptTask
 
 Note = Callable[[str], None]
 """Shows a note to the user."""

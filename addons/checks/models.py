@@ -28,7 +28,7 @@ from seqgen.addons.checks.checking import (
     require,
 )
 from seqgen.addons.checks.subject import LENGTHS, Subject
-from seqgen.core.model import EncoderDecoderModel
+from seqgen.extend import EncoderDecoderModel
 from seqgen.modules.dropout import LayerDropList
 
 _LEAST = 1e-9

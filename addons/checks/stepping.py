@@ -16,8 +16,7 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Violation, needs, require
 from seqgen.addons.checks.subject import BEAM, LENGTHS, Subject, expand
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.extend import IncrementalDecoder, KeyValueCache
 
 
 class Decode:

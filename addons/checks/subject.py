@@ -13,18 +13,25 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, needs
 from seqgen.config import FastConfig, GenerationConfig
-from seqgen.core.component import Component, Composite, Phrases
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.session import Session
-from seqgen.core.setup import DecodingRequest, DecodingSetup
-from seqgen.core.structures import Batch, EncoderOut, Hypothesis
-from seqgen.data.dictionary import Dictionary
+from seqgen.core.component import Composite, Phrases
 from seqgen.data.pair_dataset import collate
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.decoding.options import build_setup
+from seqgen.extend import (
+    Batch,
+    Component,
+    ConfigError,
+    DecodingRequest,
+    DecodingSetup,
+    Dictionary,
+    EncoderDecoderModel,
+    EncoderOut,
+    Hypothesis,
+    IncrementalDecoder,
+    SequenceGenerator,
+    Session,
+    Tokenizer,
+    WhitespaceTokenizer,
+    build_setup,
+)
 from seqgen.modules.language_model import LanguageModel
 from seqgen.registry import DECODING_COMPONENTS
 

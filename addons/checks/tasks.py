@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.addons.checks.checking import Advice, Compared, Invariants, Violation, needs, read_advice, require
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.pair_dataset import Dataset, Example, PairDataset
-from seqgen.task import Task
+from seqgen.data.pair_dataset import Dataset
+from seqgen.extend import ConfigError, EncoderDecoderModel, Example, PairDataset, Task
 
 MOST = 40
 """Number of examples or lines that an invariant looks at."""

@@ -11,15 +11,20 @@ from seqgen.addons.compare.curves import page_of_runs
 from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.run_config import run_folder
-from seqgen.cli.command import log, run
 from seqgen.cli.commands import tool
-from seqgen.cli.output import check_output, write_report
+from seqgen.cli.output import write_report
 from seqgen.config import option
-from seqgen.core.errors import ConfigError
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.extend import (
+    ConfigError,
+    Tokenizer,
+    check_output,
+    load_pretrained_tokenizer,
+    load_tokenizer,
+    log,
+    run,
+    write_atomically,
+)
 from seqgen.system.error_messages import printable
-from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a

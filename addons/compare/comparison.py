@@ -8,7 +8,7 @@ from typing import Any
 
 from seqgen.addons.compare.document import table_text
 from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, score_and_test, seed_of
-from seqgen.metrics import Texts
+from seqgen.extend import Texts
 
 VERSION = 1
 """Version of the JSON form."""

@@ -16,15 +16,14 @@ from typing import Any
 
 from seqgen.addons.compare.document import WIDTH, table_text
 from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
-from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
-from seqgen.cli.command import log
+from seqgen.checkpoints.run_config import CONFIG_FILE
 from seqgen.cli.provenance import read_sessions, recorded_data
 from seqgen.config import TrainConfig
-from seqgen.config.values import to_dict, value_text
-from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.config.values import value_text
+from seqgen.extend import ConfigError, DataError, flatten, log, nearest, parse_json, read_bytes, to_dict
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
-from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
+from seqgen.system.reading import open_regular, parse_yaml, similar_path
 from seqgen.training.run_log import LOG, SCORES, lower_is_better
 
 DEPTH = 2

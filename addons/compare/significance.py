@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from seqgen.core.errors import ConfigError
-from seqgen.metrics import Texts, TextScore, corpus_metric
+from seqgen.extend import ConfigError, Texts, TextScore
+from seqgen.metrics import corpus_metric
 
 SEED = "SACREBLEU_SEED"
 """The environment variable from which sacreBLEU's tests read their seed."""

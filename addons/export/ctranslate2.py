@@ -20,14 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import TargetLanguage
+from seqgen.extend import ConfigError, Dictionary, LoadedModel, MultiheadAttention, TransformerModel, new_folder
 from seqgen.models.t5 import T5Model
-from seqgen.models.transformer import TransformerModel
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.system.files import new_folder
 
 TOLERANCE = 1e-3
 """The largest difference of a log-probability, above which nothing is written."""

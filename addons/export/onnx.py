@@ -29,16 +29,21 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.errors import ConfigError
-from seqgen.core.incremental_state import StateDict, StatefulModule
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import EncoderOut
+from seqgen.extend import (
+    ConfigError,
+    EncoderDecoderModel,
+    EncoderOut,
+    IncrementalDecoder,
+    KeysAndValues,
+    LoadedModel,
+    MultiheadAttention,
+    StateDict,
+    StatefulModule,
+    new_folder,
+    write_atomically,
+)
 from seqgen.modules.kv_cache.growing import StaticCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues
-from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
-from seqgen.system.files import new_folder, write_atomically
+from seqgen.modules.multihead_attention import MergedAttention
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 
 ROWS, SOURCE, SEEN = "rows", "source", "seen"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seqgen.core.errors import DataError
-from seqgen.data.text import read_lines
+from seqgen.extend import DataError, read_lines
 from seqgen.text.input_line import alternatives
 
 Words: TypeAlias = tuple[str, ...]

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import CheckpointError, shown
+from seqgen.extend import CheckpointError, shown
 from seqgen.system.error_messages import reading_errors
 from seqgen.system.reading import open_regular
 

@@ -29,21 +29,9 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.marian.binary import BinaryModel
-from seqgen.checkpoints.loaders import (
-    DecodingConfig,
-    DecodingTask,
-    ForeignConfig,
-    LoadedModel,
-    Placement,
-    register_checkpoint_loader,
-)
 from seqgen.checkpoints.model_weights import build_on_meta
-from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
-from seqgen.core.errors import CheckpointError, ConfigError, DataError, shown
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     MAX_IDS,
@@ -53,12 +41,31 @@ from seqgen.data.tokenizers.files import (
     TokenizerFiles,
 )
 from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+from seqgen.extend import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DecodingConfig,
+    DecodingTask,
+    Dictionary,
+    ForeignConfig,
+    LoadedModel,
+    Placement,
+    SentencePieceTokenizer,
+    Tokenizer,
+    TransformerConfig,
+    TransformerModel,
+    WhitespaceTokenizer,
+    read_bytes,
+    read_model,
+    read_yaml,
+    register_checkpoint_loader,
+    shown,
+)
 from seqgen.models.huggingface.weights import Layout, Piece, fill
-from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.system.error_messages import reading_errors
-from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_bytes
+from seqgen.system.reading import is_stored, open_regular, parse_yaml
 
 OPTIONS = "special:model.yml"
 """The name of the array with the options."""

@@ -11,8 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption
+from seqgen.data.noising import SpanCorruption
 from seqgen.data.record_lines import (
     DocumentEncoder,
     JsonFormat,
@@ -24,7 +23,7 @@ from seqgen.data.record_lines import (
 from seqgen.data.text_datasets import NoisyTextDataset
 from seqgen.data.token_store import build_store
 from seqgen.data.tokenizers.base import SENTINEL
-from seqgen.registry import register_task
+from seqgen.extend import ConfigError, DataError, NoiseTokens, Objective, register_task
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 
 

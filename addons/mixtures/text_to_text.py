@@ -10,9 +10,7 @@ from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.config.values import from_dict
-from seqgen.core.errors import ConfigError
 from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
-from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import (
     JsonFormat,
     PlainFormat,
@@ -24,13 +22,22 @@ from seqgen.data.record_lines import (
     read_fields,
     read_header,
 )
-from seqgen.data.text import find_files, find_parallel
-from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.registry import register_task
-from seqgen.system.files import is_frozen, write_atomically
-from seqgen.system.reading import parse_yaml, read_bytes
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split, missing_split
+from seqgen.extend import (
+    ConfigError,
+    PairDataset,
+    Side,
+    Tokenizer,
+    check_split,
+    find_files,
+    find_parallel,
+    read_bytes,
+    register_task,
+    write_atomically,
+)
+from seqgen.system.files import is_frozen
+from seqgen.system.reading import parse_yaml
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, missing_split
 
 
 @dataclass

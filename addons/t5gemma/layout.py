@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.addons.t5gemma.model import T5GemmaConfig, T5GemmaModel
-from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.core.errors import CheckpointError, ConfigError, shown
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.extend import CheckpointError, ConfigError, DecodingConfig, DecodingTask, Tokenizer, shown
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
 

@@ -10,23 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.encoder import Encoder
-from seqgen.core.errors import ConfigError, shown
-from seqgen.core.incremental_state import StateDict
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import EncoderOut, Segments
-from seqgen.data.vocabularies import Vocabularies, embedding_sizes
+from seqgen.core.structures import Segments
+from seqgen.data.vocabularies import embedding_sizes
+from seqgen.extend import (
+    ConfigError,
+    Dropout,
+    Encoder,
+    EncoderDecoderModel,
+    EncoderOut,
+    IncrementalDecoder,
+    Linear,
+    MultiheadAttention,
+    QueryPositions,
+    RMSNorm,
+    RotaryPositions,
+    StateDict,
+    Vocabularies,
+    register_model,
+    shown,
+)
 from seqgen.modules.attention import soft_capped
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.positions import RotaryPositions, Rotation
+from seqgen.modules.masks import padding_mask_of, segment_mask
+from seqgen.modules.positions import Rotation
 from seqgen.modules.projected_output import ProjectedOutput
-from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.transformer_layer import ACTIVATIONS
-from seqgen.registry import register_model
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers: self-attention to a window of positions, or to all."""

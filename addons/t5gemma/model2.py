@@ -22,12 +22,10 @@ from seqgen.addons.t5gemma.model import (
     T5GemmaModel,
 )
 from seqgen.config import option
-from seqgen.core.errors import ConfigError
-from seqgen.data.vocabularies import Vocabularies, check_joined
+from seqgen.data.vocabularies import check_joined
+from seqgen.extend import ConfigError, RMSNorm, RotaryPositions, Vocabularies, register_model
 from seqgen.modules.multihead_attention import MergedAttention
-from seqgen.modules.positions import RotaryPositions, Rotation
-from seqgen.modules.rms_norm import RMSNorm
-from seqgen.registry import register_model
+from seqgen.modules.positions import Rotation
 
 PATTERN = 6
 """Every sixth layer attends to all positions, unless a configuration names the types of layers."""

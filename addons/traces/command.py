@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from seqgen import load_models
 from seqgen.addons.traces.difference import (
     Decode,
     Difference,
@@ -21,21 +22,30 @@ from seqgen.addons.traces.difference import (
     first_difference,
     keys_of_difference,
 )
-from seqgen.checkpoints.loading import load_models
-from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.command import Arguments
 from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import check_plain_text
-from seqgen.cli.output import check_output, write_report
+from seqgen.cli.output import write_report
 from seqgen.config import CommonConfig, FastConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
 from seqgen.config.settings import given_settings
-from seqgen.config.values import split_argument, value_text
-from seqgen.core.errors import CheckpointError, ConfigError, nearest
-from seqgen.data.text import read_lines, stream_lines
+from seqgen.config.values import value_text
+from seqgen.data.text import stream_lines
+from seqgen.extend import (
+    CheckpointError,
+    ConfigError,
+    TextModel,
+    check_output,
+    log,
+    nearest,
+    read_lines,
+    run,
+    set_up_device,
+    split_argument,
+)
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.error_messages import printable
 from seqgen.text.input_line import with_prefixes
-from seqgen.text.languages import TextModel
 
 DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints their scores, and keys, versions and data that
 differ. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes differ,

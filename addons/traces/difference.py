@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seqgen import Translator
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import StepTrace, TracedSteps
 from seqgen.config import TraceConfig
 from seqgen.config.settings import ResolvedSettings
-from seqgen.core.errors import ConfigError, UserError
 from seqgen.core.session import has_steps
-from seqgen.data.dictionary import Dictionary
-from seqgen.text.languages import TextModel
-from seqgen.text.results import TextHypothesis
-from seqgen.text.translator import Translator
+from seqgen.extend import ConfigError, Dictionary, TextHypothesis, TextModel, UserError
 
 
 @dataclass(frozen=True)

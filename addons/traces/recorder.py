@@ -10,9 +10,7 @@ from torch import Tensor
 
 from seqgen.addons.traces.records import LETTERS, ForbiddenToken, StepTrace
 from seqgen.config import TraceConfig
-from seqgen.core.component import FORBIDDEN, MEMBER_LPROBS
-from seqgen.core.observers import Observer, Outcome, StepRecord
-from seqgen.core.setup import DecodingSetup
+from seqgen.extend import FORBIDDEN, MEMBER_LPROBS, DecodingSetup, Observer, Outcome, StepRecord
 
 
 class FollowedReference:

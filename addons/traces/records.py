@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from seqgen.core.finished import Ranking
-from seqgen.core.observers import Outcome
 from seqgen.decoding.rules import RULES
+from seqgen.extend import Outcome, Ranking
 
 R = TypeVar("R")
 FORMAT, VERSION = "seqgen-trace", 1

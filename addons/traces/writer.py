@@ -18,18 +18,21 @@ from seqgen import __version__
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.config import TraceConfig
-from seqgen.core.errors import ConfigError
-from seqgen.core.finished import Ranking
-from seqgen.core.search import Search
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.session import has_steps
 from seqgen.decoding.agreement.session import AgreementSearch
 from seqgen.decoding.scorer import ScoredTarget
+from seqgen.extend import (
+    ConfigError,
+    InputLine,
+    Ranking,
+    Search,
+    SequenceGenerator,
+    TextHypothesis,
+    Translation,
+    disk_errors,
+)
 from seqgen.registry import SEARCHES
-from seqgen.system.files import disk_errors
-from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
-from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 _TOGETHER = 32

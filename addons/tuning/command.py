@@ -6,9 +6,10 @@ import itertools
 import shlex
 from collections.abc import Sequence
 
+from seqgen import Translator
 from seqgen.addons.tuning.trials import Setting, Trial, arguments_of, score_settings
 from seqgen.checkpoints.loading import split_path
-from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.command import Arguments
 from seqgen.cli.generate import checked_input, prefix_lines
 from seqgen.cli.line_decoding import load_noted, settings_of_part
 from seqgen.cli.output import write_report
@@ -16,11 +17,9 @@ from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_w
 from seqgen.config.compose import compose
 from seqgen.config.keys import did_you_mean, known_keys
 from seqgen.config.settings import given_settings
-from seqgen.config.values import split_argument
-from seqgen.core.errors import ConfigError, nearest
-from seqgen.metrics import Texts, TextScore, corpus_scores
+from seqgen.extend import ConfigError, Texts, TextScore, log, nearest, run, set_up_device, split_argument
+from seqgen.metrics import corpus_scores
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
 tune.KEY=VALUES gives the values of a key; it may be given for several keys, whose combinations are all decoded, and

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from seqgen import Translator
 from seqgen.config.compose import MAX_VALUES, sweep_values
 from seqgen.config.settings import ResolvedSettings
-from seqgen.core.errors import ConfigError
-from seqgen.metrics import TextScore
-from seqgen.text.translator import Translator
+from seqgen.extend import ConfigError, TextScore
 
 logger = logging.getLogger(__name__)
 
