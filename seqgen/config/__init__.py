@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     )
     from seqgen.config.options import (
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,
+        MODEL as MODEL,
+        SCORES_TARGETS as SCORES_TARGETS,
         SPEED as SPEED,
+        decoding_key as decoding_key,
         like as like,
         option as option,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from seqgen.config.options import CALL, CONSTRAINS, Tags, option
 from seqgen.core.errors import ConfigError
-from seqgen.registry import DECODING_COMPONENTS, SEARCHES, import_declared
+from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, import_declared
 
 OPTIONS = (
     ("seqgen.decoding.search.options", "BeamOptions"),
@@ -29,7 +31,7 @@ OPTIONS = (
     ("seqgen.text.confidence.options", "ConfidenceOptions"),
     ("seqgen.decoding.engine_options", "EnsembleOptions"),
     ("seqgen.decoding.engine_options", "SpeedOptions"),
-    ("seqgen.decoding.bit_exact_options", "BitExactOptions"),
+    ("seqgen.addons.bit_exact.options", "BitExactOptions"),
     ("seqgen.decoding.engine_options", "ComponentOptions"),
 )
 """The classes with the keys of the ``generation`` group, in the order of ``--help``: module and name of each.
@@ -37,9 +39,23 @@ OPTIONS = (
 The modules import ``seqgen.config.options`` only, so that a command reads its keys without importing the features.
 """
 
+SWITCHES = (("seqgen.addons.cuda_graphs.options", "CapturedOptions"),)
+"""Likewise the classes with the keys that add-ons declare in the ``fast`` group."""
+
+OF_ADDONS = {"bit_exact": "bit_exact", "cuda_graphs": "cuda_graphs"}
+"""By key without its group: the add-on that declares it."""
+
+
+def _classes(table: Sequence[tuple[str, str]]) -> Iterator[type]:
+    """The classes of a table, last first, without those of add-ons that are not installed."""
+    for module, name in reversed(table):
+        with suppress(MissingAddonError):
+            yield getattr(import_declared(module, name), name)
+
 
 if TYPE_CHECKING:
-    from seqgen.decoding.bit_exact_options import BitExactOptions
+    from seqgen.addons.bit_exact.options import BitExactOptions
+    from seqgen.addons.cuda_graphs.options import CapturedOptions
     from seqgen.decoding.catalogue_options import CatalogueOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
@@ -83,9 +99,7 @@ if TYPE_CHECKING:
         """The keys of all features."""
 
 else:  # fields of the last base come first
-    Options = type(
-        "Options", tuple(getattr(import_declared(module, name), name) for module, name in reversed(OPTIONS)), {}
-    )
+    Options = type("Options", tuple(_classes(OPTIONS)), {})
 
 
 @dataclass
@@ -164,8 +178,8 @@ def keys_tagged(facts: Tags) -> tuple[str, ...]:
 
 
 @dataclass
-class FastConfig:
-    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
+class Switches:
+    """The keys of the ``fast`` group that no add-on declares."""
 
     use_cache: bool = option(
         True,
@@ -195,10 +209,21 @@ class FastConfig:
     lazy_compaction: bool = option(
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
     )
-    cuda_graphs: bool = option(
-        False, "on a GPU, record a step of the decoder once for each size and replay it (CUDA graphs)"
-    )
     continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")
+
+
+if TYPE_CHECKING:
+
+    class AllSwitches(CapturedOptions, Switches):
+        """The keys of the ``fast`` group."""
+
+else:
+    AllSwitches = type("AllSwitches", (*_classes(SWITCHES), Switches), {})
+
+
+@dataclass
+class FastConfig(AllSwitches):
+    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
 
     @classmethod
     def off(cls, *names: str) -> Self:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
 
-from seqgen.config import GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.core.component import Component
 from seqgen.core.contract import check_returned
 from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import is_id
-from seqgen.registry import Registry
+from seqgen.registry import Registry, import_declared
 
 C = TypeVar("C", bound=Component)
+T = TypeVar("T")
 
 IDS = "ids:"
 """The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
@@ -124,6 +125,24 @@ def build(
         raise ConfigError(f"{registry.kind} {name!r} ({entry.defined_in}) does not subclass {base.__name__}")
     made = entry.component.build(component_config(registry, name, cfg), replace(resources, settings=cfg))
     return check_returned(entry.component, "build", made, base)
+
+
+def changed(what: str, made: T, settings: GenerationConfig | FastConfig) -> T:
+    """Let the keys that are given change what is built; each names a function, ``setup="package.module:function"``.
+
+    Args:
+        what: the fact that names the function: ``"setup"`` (of a ``DecodingSetup``) or ``"scorer"``.
+        made: what is built.
+        settings: the keys.
+
+    Returns:
+        What the function of the last key returns, given what that of the key before it returned, and the key's value.
+    """
+    for key in fields(settings):
+        if what in key.metadata and (value := getattr(settings, key.name)):
+            module, _, name = key.metadata[what].partition(":")
+            made = getattr(import_declared(module, f"the key {key.name}"), name)(made, value)
+    return made
 
 
 @contextmanager

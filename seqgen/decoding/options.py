@@ -31,9 +31,7 @@ from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.bit_exact import make_bit_exact
-from seqgen.decoding.building import Resources, build, naming
-from seqgen.decoding.captured import Capturing
+from seqgen.decoding.building import Resources, build, changed, naming
 from seqgen.decoding.certificate import Certificate, check_certifiable
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
@@ -116,7 +114,6 @@ def build_setup(
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
     fast = fast or FastConfig()
-    capturing = Capturing()
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
     of_shortlist = _shortlist(cfg, search, shortlist, resources)
@@ -138,13 +135,12 @@ def build_setup(
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         fast=fast_paths(fast),
-        member=capturing.member if fast.cuda_graphs else PlannedMember,
+        member=PlannedMember,
         scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, fast.shortlist_columns),
-        around=[partial(_switches, fast), *([capturing.around] if fast.cuda_graphs else [])],
+        around=[partial(_switches, fast)],
         around_step=[_threads],
     )
-    if cfg.bit_exact:
-        setup = make_bit_exact(setup)
+    setup = changed("setup", changed("setup", setup, fast), cfg)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
         raise ConfigError(

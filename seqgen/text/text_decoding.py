@@ -19,7 +19,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources
+from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.certificate import certificate_of
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.scorer import SequenceScorer
@@ -112,9 +112,8 @@ class TextDecoding:
         """Scores outputs with the models, without processors and penalties."""
         ensemble, words, cfg = self.generator.setup.ensemble, self.task.target_dictionary, self.cfg
         normalizes = cfg.normalize_scores
-        return SequenceScorer(
-            ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination, bit_exact=cfg.bit_exact
-        )
+        scorer = SequenceScorer(ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination)
+        return changed("scorer", scorer, cfg)
 
     def translate(
         self,
