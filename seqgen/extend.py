@@ -56,8 +56,8 @@ if TYPE_CHECKING:
         shown,
     )
     from seqgen.core.finished import EachRow, FinishedHypotheses, Ranking
-    from seqgen.core.incremental_state import StateDict, StatefulModule
-    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
+    from seqgen.core.incremental_state import StateDict, StatefulModule, rows_of_parents, rows_of_sentences
+    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
     from seqgen.core.model import EncoderDecoderModel
     from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
     from seqgen.core.processors import LogitsProcessor
@@ -189,7 +189,7 @@ __all__ += ["register_stopping_rule"]
 # Decoding loops
 __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
 __all__ += ["MemberOutput", "Ranking", "Scores", "SequenceGenerator", "SequenceScorer", "Session", "Streamer"]
-__all__ += ["build_setup", "check_features", "fairseq_generator"]
+__all__ += ["build_setup", "check_features", "fairseq_generator", "has_features"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
@@ -203,7 +203,7 @@ __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDec
 __all__ += ["KeysAndValues", "LearnedPositions", "Linear", "MultiheadAttention", "QueryPositions", "RMSNorm"]
 __all__ += ["RotaryPositions", "Source", "StateDict", "StatefulModule", "TransformerConfig", "TransformerDecoder"]
 __all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "recorded", "register_model"]
-__all__ += ["save_pretrained"]
+__all__ += ["rows_of_parents", "rows_of_sentences", "save_pretrained"]
 # Tasks, data and tokenizers
 __all__ += ["Batch", "Dictionary", "Example", "NoiseTokens", "Objective"]
 __all__ += ["PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "SentencePieceTokenizer"]

@@ -62,7 +62,7 @@ class InspectedModels:
         dtype = "" if dtype == "float32" else dtype
         if dtype not in self.translators:
             translator = Translator(list(self.load()), dtype=dtype)
-            if translator.by_agreement:
+            if not translator.shares_vocabulary:
                 raise ConfigError(
                     "the steps of members with different target vocabularies cannot be recorded; give models with the "
                     "same target vocabulary"

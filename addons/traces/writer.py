@@ -19,7 +19,6 @@ from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.config import TraceConfig
 from seqgen.core.session import has_steps
-from seqgen.decoding.agreement.session import AgreementSearch
 from seqgen.decoding.scorer import ScoredTarget
 from seqgen.extend import (
     ConfigError,
@@ -34,6 +33,7 @@ from seqgen.extend import (
 from seqgen.registry import SEARCHES
 from seqgen.text.languages import encode_target
 from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
+from seqgen.text.vocabularies import share_vocabulary
 
 _TOGETHER = 32
 """Lines whose references are scored together."""
@@ -68,7 +68,7 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        _check_traceable(decoding.generator)
+        _check_traceable(decoding)
         if decoding.splitter is not None:
             raise ConfigError("lines that generation.input_split=sentences splits cannot be traced; give sentences")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
@@ -225,14 +225,14 @@ class TraceWriter:
             self._file.write(line)
 
 
-def _check_traceable(generator: SequenceGenerator) -> None:
+def _check_traceable(decoding: TextDecoding) -> None:
     """Refuse a strategy whose loop is not that of ``Session``.
 
     Raises:
         ConfigError: names it.
     """
-    search = generator.setup.search
-    if isinstance(search, AgreementSearch):
+    search = decoding.generator.setup.search
+    if not share_vocabulary(decoding.members):
         raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
     if not has_steps(search):
         raise ConfigError(_no_steps(_called(search)))

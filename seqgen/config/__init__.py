@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         keys_tagged as keys_tagged,
     )
     from seqgen.config.options import (
+        ACROSS_VOCABULARIES as ACROSS_VOCABULARIES,
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,
         MODEL as MODEL,
         SCORES_TARGETS as SCORES_TARGETS,

@@ -37,7 +37,7 @@ def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
     """
     if cfg.format == "json":
         scores = len(translator.members) > 1 or changes_scores(translator.settings())
-        return Details(attention=not translator.by_agreement, scores=scores)
+        return Details(attention=translator.shares_vocabulary, scores=scores)
     return Details(attention=cfg.print_alignment)
 
 

@@ -21,7 +21,6 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
 from seqgen.core.scores import Scores
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.agreement.session import AgreementSession
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import PromptLookup
@@ -209,7 +208,7 @@ def test_wrong_fields_are_errors(fields: Any, message: str) -> None:
 
 
 class OwnLoop(BeamSearch):
-    session_class = AgreementSession  # any class without the steps of `Session`
+    session_class = object  # any class without the steps of `Session`
 
 
 def test_a_loop_without_steps_is_refused() -> None:

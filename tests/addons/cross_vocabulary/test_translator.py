@@ -15,6 +15,9 @@ from tokenizers import Tokenizer as Pipeline, decoders, models, pre_tokenizers, 
 from torch import Tensor
 
 import examples.lstm  # noqa: F401  # registers a model that cannot roll back
+from seqgen.addons.cross_vocabulary.member import AgreementMember
+from seqgen.addons.cross_vocabulary.session import AgreementSession
+from seqgen.addons.cross_vocabulary.vocabulary_trie import first_text, token_texts
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
@@ -24,9 +27,6 @@ from seqgen.data.tokenizers.language_tokens import LANG_TOKEN_FORMAT, LanguageTo
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.decoding.agreement.member import AgreementMember
-from seqgen.decoding.agreement.session import AgreementSession
-from seqgen.decoding.agreement.vocabulary_trie import first_text, token_texts
 from seqgen.decoding.combinations import Fusion
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator

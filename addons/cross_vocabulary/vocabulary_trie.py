@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from seqgen.core.candidates import best_continuations
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.extend import Tokenizer, best_continuations
 
 END = chr(256)
 """The text of end-of-sentence."""
@@ -285,3 +284,25 @@ class VocabularyTrie:
 def _filled(lists: Sequence[list[Any]], value: Any) -> list[list[Any]]:
     width = max(1, *map(len, lists))
     return [values + [value] * (width - len(values)) for values in lists]
+
+
+class MemberTexts:
+    """The texts of the tokens of all members.
+
+    Args:
+        tokenizers: the target tokenizer of each member.
+
+    Attributes:
+        trie: the texts of all members' tokens.
+        first: for each member the text before its first token.
+        ends: for each member the id of end-of-sentence.
+
+    Raises:
+        ConfigError: a tokenizer does not return the bytes of its tokens.
+    """
+
+    def __init__(self, tokenizers: Sequence[Tokenizer]):
+        texts = [token_texts(tokenizer) for tokenizer in tokenizers]
+        self.trie = VocabularyTrie(texts)
+        self.first = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
+        self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]

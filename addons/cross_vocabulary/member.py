@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.incremental_state import rows_of_parents, rows_of_sentences
-from seqgen.core.member import MemberSpec, has_features
-from seqgen.core.setup import DecodingSetup
-from seqgen.core.structures import Source
-from seqgen.decoding.planned_member import PlannedMember
+from seqgen.extend import (
+    DecodingSetup,
+    IncrementalDecoder,
+    MemberSpec,
+    PlannedMember,
+    Source,
+    has_features,
+    rows_of_parents,
+    rows_of_sentences,
+)
 
 
 class AgreementMember(PlannedMember):

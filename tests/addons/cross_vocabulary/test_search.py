@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.addons.cross_vocabulary.session import AgreementSearch
+from seqgen.addons.cross_vocabulary.vocabulary_trie import END, MemberTexts, VocabularyTrie
 from seqgen.core.combinations import Combination
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
 from seqgen.data.tokenizers.slow import ByteTokenizer
-from seqgen.decoding.agreement.session import AgreementSearch
-from seqgen.decoding.agreement.vocabulary_trie import END, VocabularyTrie
 from seqgen.decoding.combinations import LogProbabilityMean
 from seqgen.decoding.processors.length import ForceFirst
-from tests.agreement_reference import (
+from tests.addons.cross_vocabulary.reference import (
     Found,
     Pieces,
     all_joint_outputs,
@@ -45,7 +45,7 @@ def generator(
 ) -> SequenceGenerator:
     models = [ScriptedModel(rule) for rule in rules]
     plain = make_generator(models, tokenizers[0].dictionary, combination=LogProbabilityMean(weights), **options)
-    search = AgreementSearch(tokenizers, None, options.get("min_len", 1), 0)
+    search = AgreementSearch(MemberTexts(tokenizers), None, options.get("min_len", 1), 0)
     return SequenceGenerator(replace(plain.setup, search=search))
 
 
@@ -130,7 +130,7 @@ def test_a_first_token_without_text_is_forced() -> None:
     settings: dict[str, Any] = {"beam_size": 4, "max_len_b": 9}
     plain = make_generator([model], tokenizer.dictionary, processors=[ForceFirst(unk, True)], **settings)
     setup = make_generator([model], tokenizer.dictionary, combination=LogProbabilityMean(), **settings).setup
-    forced = SequenceGenerator(replace(setup, search=AgreementSearch([tokenizer], [unk])))
+    forced = SequenceGenerator(replace(setup, search=AgreementSearch(MemberTexts([tokenizer]), [unk])))
     for own, expected in zip(forced.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
         assert own[0].tokens[0] == unk
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),), one.score) for one in expected])

@@ -10,14 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.member import EMPTY
-from seqgen.core.search import Search
-from seqgen.core.setup import DecodingRequest, DecodingSetup
-from seqgen.core.structures import Hypothesis
-from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.agreement.member import AgreementMember
-from seqgen.decoding.agreement.vocabulary_trie import END, PendingText, VocabularyTrie, first_text, token_texts
+from seqgen.addons.cross_vocabulary.member import AgreementMember
+from seqgen.addons.cross_vocabulary.vocabulary_trie import END, MemberTexts, PendingText
+from seqgen.extend import ConfigError, DecodingError, DecodingRequest, DecodingSetup, Hypothesis, Search
 
 
 @dataclass(frozen=True)
@@ -59,18 +54,18 @@ class AgreementSession:
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, AgreementSearch)
         _check(setup, request)
-        self.setup, self.beam, self.search, self.trie = setup, setup.beam_size, setup.search, setup.search.trie
+        self.setup, self.beam, self.search, self.trie = setup, setup.beam_size, setup.search, setup.search.texts.trie
         sources = setup.ensemble.sources(request.sample)
         self.trie.to(sources[0].src_tokens.device)
         weights = setup.ensemble.combination.attention_weights(len(sources))
         self.weights = [weight / sum(weights) for weight in weights]
         self.members = [
             AgreementMember(spec, source, setup, eos, self.search.max_len)
-            for spec, source, eos in zip(setup.ensemble.members, sources, self.search.ends, strict=True)
+            for spec, source, eos in zip(setup.ensemble.members, sources, self.search.texts.ends, strict=True)
         ]
         count = request.sample.num_sentences
         self.live = list(range(count))
-        first = _after_common(self.search.first_texts)
+        first = _after_common(self.search.texts.first)
         self.beams: list[list[PendingText | None]] = [[first, *[None] * (self.beam - 1)] for _ in range(count)]
         """The pending texts of each live sentence and beam; ``None`` for a beam that does not exist."""
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
@@ -275,34 +270,18 @@ class AgreementSearch(Search):
     """Beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
 
     Args:
-        tokenizers: the target tokenizer of each member.
+        texts: the texts of all members' tokens.
         first_tokens: for each member the token that its outputs begin with, or ``None``; ``None`` if no member has one.
         min_len: each member generates at least this many tokens before end-of-sentence.
         max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its limit.
-
-    Attributes:
-        trie: the texts of all members' tokens.
-        first_texts: for each member the text before its first token.
-        ends: for each member the id of end-of-sentence.
-
-    Raises:
-        ConfigError: a tokenizer does not return the bytes of its tokens.
     """
 
     session_class = AgreementSession
 
     def __init__(
-        self,
-        tokenizers: Sequence[Tokenizer],
-        first_tokens: Sequence[int | None] | None = None,
-        min_len: int = 1,
-        max_len: int = 0,
+        self, texts: MemberTexts, first_tokens: Sequence[int | None] | None = None, min_len: int = 1, max_len: int = 0
     ):
-        texts = [token_texts(tokenizer) for tokenizer in tokenizers]
-        self.trie = VocabularyTrie(texts)
-        self.first_texts = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
-        self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
-        self.first_tokens = first_tokens or [None] * len(texts)
+        self.texts, self.first_tokens = texts, first_tokens or [None] * len(texts.ends)
         self.min_len, self.max_len = min_len, max_len
 
 
@@ -318,7 +297,7 @@ def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
     Raises:
         ConfigError: names what cannot be used.
     """
-    prompts = any(spec.model.continues_source and spec.source != EMPTY for spec in setup.ensemble.members)
+    prompts = any(spec.model.continues_source and spec.source != "empty" for spec in setup.ensemble.members)
     given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None, "prompts": prompts}
     given |= {type(observer).__name__: True for observer in setup.observers}
     for what, is_given in given.items():
