@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     )
     from seqgen.config.options import (
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,
+        FILES as FILES,
+        INPUT as INPUT,
         SPEED as SPEED,
         like as like,
         option as option,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from seqgen.config.options import CALL, CONSTRAINS, Tags, option
 from seqgen.core.errors import ConfigError
-from seqgen.registry import DECODING_COMPONENTS, SEARCHES, import_declared
+from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, import_declared
 
 OPTIONS = (
     ("seqgen.decoding.search.options", "BeamOptions"),
     ("seqgen.text.options", "LanguageOptions"),
-    ("seqgen.text.paragraph_options", "ParagraphOptions"),
+    ("seqgen.addons.paragraphs.options", "ParagraphOptions"),
     ("seqgen.decoding.engine_options", "LengthOptions"),
     ("seqgen.decoding.engine_options", "RankingOptions"),
     ("seqgen.decoding.processors.options", "ProcessorOptions"),
     ("seqgen.decoding.search.options", "StrategyOptions"),
-    ("seqgen.text.glossary_options", "GlossaryOptions"),
+    ("seqgen.addons.glossary.options", "GlossaryOptions"),
     ("seqgen.decoding.search.options", "SamplingOptions"),
     ("seqgen.decoding.speculative.options", "DraftOptions"),
     ("seqgen.text.options", "RerankingOptions"),
@@ -26,7 +27,7 @@ OPTIONS = (
     ("seqgen.decoding.top_tokens_options", "TopTokensOptions"),
     ("seqgen.text.options", "UnknownWordOptions"),
     ("seqgen.decoding.engine_options", "ObserverOptions"),
-    ("seqgen.text.confidence.options", "ConfidenceOptions"),
+    ("seqgen.addons.confidence.options", "ConfidenceOptions"),
     ("seqgen.decoding.engine_options", "EnsembleOptions"),
     ("seqgen.decoding.engine_options", "SpeedOptions"),
     ("seqgen.decoding.bit_exact_options", "BitExactOptions"),
@@ -37,8 +38,18 @@ OPTIONS = (
 The modules import ``seqgen.config.options`` only, so that a command reads its keys without importing the features.
 """
 
+KEYS_OF_ADDONS = {
+    "glossary": "glossary",
+    **dict.fromkeys(("input_split", "input_split_lang"), "paragraphs"),
+    **dict.fromkeys(("quality_features", "confidence", "review_share", "review_risk"), "confidence"),
+}
+"""By key of the ``generation`` group the add-on that declares it, for the message where it is not installed."""
+
 
 if TYPE_CHECKING:
+    from seqgen.addons.confidence.options import ConfidenceOptions
+    from seqgen.addons.glossary.options import GlossaryOptions
+    from seqgen.addons.paragraphs.options import ParagraphOptions
     from seqgen.decoding.bit_exact_options import BitExactOptions
     from seqgen.decoding.catalogue_options import CatalogueOptions
     from seqgen.decoding.engine_options import (
@@ -53,10 +64,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.search.options import BeamOptions, SamplingOptions, StrategyOptions
     from seqgen.decoding.speculative.options import DraftOptions
     from seqgen.decoding.top_tokens_options import TopTokensOptions
-    from seqgen.text.confidence.options import ConfidenceOptions
-    from seqgen.text.glossary_options import GlossaryOptions
     from seqgen.text.options import LanguageOptions, RerankingOptions, UnknownWordOptions
-    from seqgen.text.paragraph_options import ParagraphOptions
 
     class Options(
         ComponentOptions,
@@ -82,10 +90,12 @@ if TYPE_CHECKING:
     ):
         """The keys of all features."""
 
-else:  # fields of the last base come first
-    Options = type(
-        "Options", tuple(getattr(import_declared(module, name), name) for module, name in reversed(OPTIONS)), {}
-    )
+else:
+    _installed = []
+    for _module, _name in OPTIONS:
+        with suppress(MissingAddonError):
+            _installed.append(getattr(import_declared(_module, _name), _name))
+    Options = type("Options", tuple(reversed(_installed)), {})  # fields of the last base come first
 
 
 @dataclass
@@ -151,10 +161,29 @@ class GenerationConfig(Options):
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
+for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in vars(GenerationConfig())]:
+    del DECODING_COMPONENTS[_group]  # of an add-on that is not installed
+
 SINGLE_COMPONENTS = tuple(
     group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
 )
 """Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
+
+
+def check_installed(key: str) -> None:
+    """Refuse an unknown key that belongs to an add-on.
+
+    Args:
+        key: the key, with its group.
+
+    Raises:
+        MissingAddonError: it belongs to an add-on, which is not installed.
+    """
+    group, _, name = key.partition(".")
+    if group == "generation" and name in KEYS_OF_ADDONS:
+        raise MissingAddonError(
+            f"unknown key {key!r}; it belongs to the add-on {KEYS_OF_ADDONS[name]}, which is not installed"
+        )
 
 
 @functools.cache

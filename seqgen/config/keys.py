@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import TrainConfig
+from seqgen.config.generation import check_installed
 from seqgen.core.errors import ConfigError
 from seqgen.registry import GROUPS
 
@@ -57,6 +58,7 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
         owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
     fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
     if last not in fields:
+        check_installed(key)
         raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
     if dataclasses.is_dataclass(getattr(owner, last)):
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")

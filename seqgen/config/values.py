@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import keys_tagged
+from seqgen.config.generation import check_installed, keys_tagged
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.config.options import Requirement
 from seqgen.core.errors import ConfigError, nearest, shown
@@ -317,6 +317,8 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     values = {}
     for key, value in plain.items():
         if key not in fields:
+            if issubclass(schema, GenerationConfig):
+                check_installed(f"generation.{key}")
             raise ConfigError(
                 f"{where}: unknown key {shown(f'{prefix}{key}')}{nearest(str(key), fields)}; correct or remove it"
             )
