@@ -21,7 +21,7 @@ COMMANDS = {
 }
 """By name, what each command is for."""
 
-OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
+OF_ADDONS = {"calibrate": "confidence", "check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
 """By the name of a command without ``seqgen-`` the add-on that it belongs to."""
 
 

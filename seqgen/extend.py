@@ -1,9 +1,9 @@
 """The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
 The groups are those of docs/reference.md, which has the arguments of each name. Users of models import from ``seqgen``,
-those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``, and those who derive a
-task from ``DenoisingTask`` from ``seqgen.addons.mixtures``; every other module is private and may move. A name is
-loaded when it is used.
+those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``, those who derive a task
+from ``DenoisingTask`` from ``seqgen.addons.mixtures``, and those who write a ``Feature`` of translations from
+``seqgen.addons.confidence``; every other module is private and may move. A name is loaded when it is used.
 """
 
 from typing import TYPE_CHECKING
@@ -141,10 +141,9 @@ if TYPE_CHECKING:
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import cache_folder, check_split
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
-    from seqgen.text.confidence.features import Feature
     from seqgen.text.input_line import InputLine
-    from seqgen.text.languages import TextModel
-    from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
+    from seqgen.text.languages import LanguageReader, TextModel
+    from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.reranking import (
         Bleu,
         Chrf,
@@ -193,10 +192,11 @@ __all__ += ["build_setup", "check_features", "fairseq_generator", "has_features"
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
-__all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
+__all__ += ["Bleu", "Chrf", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]
 __all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
-__all__ += ["Computed", "InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
+__all__ += ["Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Split", "register_line_stage"]
+__all__ += ["utility_from_config"]
 # Models
 __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from seqgen.config.generation import OF_ADDONS
+from seqgen.config.generation import KEYS_OF_ADDONS
 from seqgen.registry import MissingAddonError
 from tests.browser import browser  # noqa: F401  # a fixture of all tests
 
@@ -64,7 +64,7 @@ def is_installed(addon: str) -> bool:
 
 def of_installed(keys: Iterable[str]) -> set[str]:
     """The keys without those that add-ons declare which are not installed."""
-    return {key for key in keys if key not in OF_ADDONS or is_installed(OF_ADDONS[key])}
+    return {key for key in keys if key not in KEYS_OF_ADDONS or is_installed(KEYS_OF_ADDONS[key][0])}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -259,15 +259,14 @@ class CommandDecoder:
         if divisor > 1:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, tokens, counts, marked = list[str](), list[tuple[int, str]](), 0, Counter[str](), 0
+        outputs, notes, tokens, counts = list[str](), list[tuple[int, str]](), 0, Counter[str]()
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens
             counts.update(self.decoding.stages.counts(translation))
-            marked += bool(translation.review)
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=tokens, counts=counts, marked=marked)
+        return Answers(outputs, notes=notes, tokens=tokens, counts=counts)
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """Format the output of a line without an answer; see ``LineDecoder``."""
@@ -297,8 +296,6 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
-    if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for review")
     for line in summaries(cfg.generation, sum((Counter(record["counts"]) for record in folder.records()), Counter())):
         log(line)
     if failed:

@@ -249,7 +249,6 @@ class JobFolder:
             "tokens": answers.tokens,
             "seconds": round(answers.seconds, 3),
             "counts": answers.counts,
-            "marked": answers.marked,
             **details,
             "failed": [asdict(failure) for failure in answers.failures],
             "notes": counted({"note": text, "lines": 1, "first_line": line} for line, text in answers.notes),

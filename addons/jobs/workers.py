@@ -50,7 +50,6 @@ class Answers:
         tokens: number of generated tokens.
         seconds: how long the worker decoded.
         counts: what the line stages counted, by name.
-        marked: number of lines that a person should read.
     """
 
     outputs: Sequence[str]
@@ -59,7 +58,6 @@ class Answers:
     tokens: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    marked: int = 0
 
     def __add__(self, other: Answers) -> Answers:
         return Answers(
@@ -69,7 +67,6 @@ class Answers:
             self.tokens + other.tokens,
             self.seconds + other.seconds,
             self.counts + other.counts,
-            self.marked + other.marked,
         )
 
 

@@ -26,7 +26,7 @@ from seqgen.cli.command import Arguments
 from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import check_plain_text
 from seqgen.cli.output import write_report
-from seqgen.config import CommonConfig, FastConfig, GenerationConfig, ReadingConfig, option
+from seqgen.config import INPUT, CommonConfig, FastConfig, GenerationConfig, ReadingConfig, keys_tagged, option
 from seqgen.config.compose import compose
 from seqgen.config.settings import given_settings
 from seqgen.config.values import value_text
@@ -195,10 +195,11 @@ def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     given = given_settings(config, overrides)
     if "generation.nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
-    if config.generation.input_split == "sentences":
-        raise ConfigError(
-            "generation.input_split=sentences cannot be compared step by step; give one sentence in each line"
-        )
+    for key in keys_tagged(INPUT):
+        if value := getattr(config.generation, key):
+            raise ConfigError(
+                f"generation.{key}={value} cannot be compared step by step; give one sentence in each line"
+            )
     return config, given
 
 

@@ -25,7 +25,6 @@ from seqgen.extend import (
     InputLine,
     Ranking,
     Search,
-    SequenceGenerator,
     TextHypothesis,
     Translation,
     disk_errors,
@@ -69,8 +68,9 @@ class TraceWriter:
         self.references = references
         setup = decoding.generator.setup
         _check_traceable(decoding)
-        if decoding.splitter is not None:
-            raise ConfigError("lines that generation.input_split=sentences splits cannot be traced; give sentences")
+        if (splitter := decoding.stages.splitter) is not None:
+            given = f"generation.{splitter.key}={getattr(decoding.cfg, splitter.key)}"
+            raise ConfigError(f"lines that {given} splits cannot be traced; give sentences")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
         decoding.generator = copy.copy(decoding.generator)
         decoding.generator.setup = dataclasses.replace(setup, observers=[*setup.observers, self.tracer])
@@ -198,7 +198,7 @@ class TraceWriter:
         """The ids of the reference of a line; empty without one."""
         if self.references is None or number >= len(self.references):
             return ()
-        line = self.decoding.input_encoder.encode(number, self.texts[number])
+        line = self.decoding.input_encoder.read(number, self.texts[number])
         tokens: list[int] = encode_target(self.decoding.task, self.references[number], line.languages).tolist()
         return tokens
 
@@ -207,7 +207,8 @@ class TraceWriter:
         wanted: dict[int, Wanted] = {}
         for translation in self.waiting if self.options.reference_scores else ():
             number, followed = translation.id, self.tracer.references.get(translation.id)
-            line = self.decoding.input_encoder.encode(number, self.texts[number], translation.prefix)
+            encoder = self.decoding.input_encoder
+            line = encoder.encode(encoder.read(number, self.texts[number], translation.prefix))
             if followed is None or not line.sources:
                 continue
             pair = line, torch.tensor(followed.tokens, dtype=torch.int64)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from seqgen.config.options import (
         ACROSS_VOCABULARIES as ACROSS_VOCABULARIES,
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,
+        FILES as FILES,
+        INPUT as INPUT,
         MODEL as MODEL,
         SCORES_TARGETS as SCORES_TARGETS,
         SPEED as SPEED,

@@ -15,12 +15,12 @@ from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, im
 OPTIONS = (
     ("seqgen.decoding.search.options", "BeamOptions"),
     ("seqgen.text.options", "LanguageOptions"),
-    ("seqgen.text.paragraph_options", "ParagraphOptions"),
+    ("seqgen.addons.paragraphs.options", "ParagraphOptions"),
     ("seqgen.decoding.engine_options", "LengthOptions"),
     ("seqgen.decoding.engine_options", "RankingOptions"),
     ("seqgen.decoding.processors.options", "ProcessorOptions"),
     ("seqgen.decoding.search.options", "StrategyOptions"),
-    ("seqgen.text.glossary_options", "GlossaryOptions"),
+    ("seqgen.addons.glossary.options", "GlossaryOptions"),
     ("seqgen.decoding.search.options", "SamplingOptions"),
     ("seqgen.decoding.speculative.options", "DraftOptions"),
     ("seqgen.text.options", "RerankingOptions"),
@@ -28,7 +28,7 @@ OPTIONS = (
     ("seqgen.decoding.top_tokens_options", "TopTokensOptions"),
     ("seqgen.text.options", "UnknownWordOptions"),
     ("seqgen.decoding.engine_options", "ObserverOptions"),
-    ("seqgen.text.confidence.options", "ConfidenceOptions"),
+    ("seqgen.addons.confidence.options", "ConfidenceOptions"),
     ("seqgen.decoding.engine_options", "EnsembleOptions"),
     ("seqgen.decoding.engine_options", "SpeedOptions"),
     ("seqgen.addons.bit_exact.options", "BitExactOptions"),
@@ -42,8 +42,18 @@ The modules import ``seqgen.config.options`` only, so that a command reads its k
 SWITCHES = (("seqgen.addons.cuda_graphs.options", "CapturedOptions"),)
 """Likewise the classes with the keys that add-ons declare in the ``fast`` group."""
 
-OF_ADDONS = {"bit_exact": "bit_exact", "cuda_graphs": "cuda_graphs"}
-"""By key without its group: the add-on that declares it."""
+KEYS_OF_ADDONS = {
+    "bit_exact": ("bit_exact", False),
+    "confidence": ("confidence", ""),
+    "cuda_graphs": ("cuda_graphs", False),
+    "glossary": ("glossary", ""),
+    "input_split": ("paragraphs", "lines"),
+    "input_split_lang": ("paragraphs", ""),
+    "quality_features": ("confidence", []),
+    "review_risk": ("confidence", 1.0),
+    "review_share": ("confidence", 0.0),
+}
+"""By key without its group, ``generation`` or ``fast``: the add-on that declares it, and its default."""
 
 
 def _classes(table: Sequence[tuple[str, str]]) -> Iterator[type]:
@@ -55,7 +65,10 @@ def _classes(table: Sequence[tuple[str, str]]) -> Iterator[type]:
 
 if TYPE_CHECKING:
     from seqgen.addons.bit_exact.options import BitExactOptions
+    from seqgen.addons.confidence.options import ConfidenceOptions
     from seqgen.addons.cuda_graphs.options import CapturedOptions
+    from seqgen.addons.glossary.options import GlossaryOptions
+    from seqgen.addons.paragraphs.options import ParagraphOptions
     from seqgen.decoding.catalogue_options import CatalogueOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
@@ -69,10 +82,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.search.options import BeamOptions, SamplingOptions, StrategyOptions
     from seqgen.decoding.speculative.options import DraftOptions
     from seqgen.decoding.top_tokens_options import TopTokensOptions
-    from seqgen.text.confidence.options import ConfidenceOptions
-    from seqgen.text.glossary_options import GlossaryOptions
     from seqgen.text.options import LanguageOptions, RerankingOptions, UnknownWordOptions
-    from seqgen.text.paragraph_options import ParagraphOptions
 
     class Options(
         ComponentOptions,
@@ -165,10 +175,28 @@ class GenerationConfig(Options):
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
+for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in vars(GenerationConfig())]:
+    del DECODING_COMPONENTS[_group]  # of an add-on that is not installed
+
 SINGLE_COMPONENTS = tuple(
     group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
 )
 """Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
+
+
+def check_installed(key: str) -> None:
+    """Refuse an unknown key that belongs to an add-on.
+
+    Args:
+        key: the key, with its group.
+
+    Raises:
+        MissingAddonError: it belongs to an add-on, which is not installed.
+    """
+    group, _, name = key.partition(".")
+    if group in ("generation", "fast") and name in KEYS_OF_ADDONS:
+        addon, _ = KEYS_OF_ADDONS[name]
+        raise MissingAddonError(f"unknown key {key!r}; it belongs to the add-on {addon}, which is not installed")
 
 
 @functools.cache

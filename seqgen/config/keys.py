@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import TrainConfig
-from seqgen.config.generation import OF_ADDONS
+from seqgen.config.generation import check_installed
 from seqgen.core.errors import ConfigError
-from seqgen.registry import GROUPS, MissingAddonError
+from seqgen.registry import GROUPS
 
 
 def known_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -63,17 +63,6 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
     if dataclasses.is_dataclass(getattr(owner, last)):
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
     return owner, fields[last]
-
-
-def check_installed(key: str) -> None:
-    """Refuse a key of an add-on that is not installed.
-
-    Raises:
-        MissingAddonError: it is such a key.
-    """
-    addon = OF_ADDONS.get(key.rpartition(".")[2])
-    if addon is not None:
-        raise MissingAddonError(f"the key {key} belongs to the add-on {addon}, which is not installed")
 
 
 def _hint(config: Any, key: str) -> str:

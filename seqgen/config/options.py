@@ -37,8 +37,6 @@ WARPER: Tags = frozenset({"WARPER"})
 """Truncates the distribution before a token is drawn."""
 KEEPS_SCORES: Tags = frozenset({"KEEPS_SCORES"})
 """Does not change the log-probabilities of tokens."""
-KEEPS_CONFIDENCE: Tags = frozenset({"KEEPS_CONFIDENCE"})
-"""The probability that an output is good enough does not depend on it."""
 ACROSS_VOCABULARIES: Tags = frozenset({"ACROSS_VOCABULARIES"})
 """Can be used with members that have different target vocabularies."""
 NOT_IN_TRAINING: Tags = frozenset({"NOT_IN_TRAINING"})

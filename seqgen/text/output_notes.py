@@ -19,6 +19,10 @@ MIN_SOURCE_TOKENS, SHORT_OUTPUT_DIVISOR = 40, 3
 """An output is noted if its source has at least 40 tokens, and it has less than a third as many."""
 
 
+ADVICE = {"input_split": "; decode paragraphs with generation.input_split=sentences"}
+"""What the user of such an output can do, by the key that it names, which an add-on declares."""
+
+
 @dataclass(frozen=True)
 class OutputNotes:
     """Writes the notes on the outputs of a line.
@@ -66,7 +70,7 @@ class OutputNotes:
             return "the output is empty, which generation.min_len or length_penalty can prevent"
         short = source >= MIN_SOURCE_TOKENS and output < source / SHORT_OUTPUT_DIVISOR
         if self.task.translates and short:
-            advice = "" if self.cfg.input_split else "; decode paragraphs with generation.input_split=sentences"
+            advice = "".join(text for key, text in ADVICE.items() if not getattr(self.cfg, key, True))
             return f"the output has {output} tokens for {source} of the source and may lack a part{advice}"
         return ""
 

@@ -1,23 +1,33 @@
-"""Paragraphs: lines are split into sentences, which are decoded like separate lines, and their outputs are joined."""
+"""The line stage of ``generation.input_split``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.core.finished import Ranking
-from seqgen.core.structures import Hypothesis
+from seqgen.config import GenerateConfig, GenerationConfig
+from seqgen.extend import (
+    ConfigError,
+    DataError,
+    Hypothesis,
+    InputLine,
+    LanguageReader,
+    LineOrder,
+    LineStage,
+    Ranking,
+    Resources,
+    Split,
+    TextHypothesis,
+    TextModel,
+    Translation,
+    register_line_stage,
+)
 from seqgen.system.error_messages import library_errors
-from seqgen.text.input_line import InputEncoder, InputLine, check_text
-from seqgen.text.languages import LineLanguages
-from seqgen.text.line_stages import LineStages
-from seqgen.text.results import TextHypothesis, Translation
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -120,43 +130,62 @@ def _segments(line: str, language: str, notes: dict[str, None]) -> Iterator[str]
             start += len(piece)
 
 
-class ParagraphReader:
+@register_line_stage("paragraphs")
+class ParagraphStage(LineStage):
     """Splits lines into sentences, which are decoded like separate lines, and joins their outputs.
 
     Args:
-        encoder: encodes the sentences.
-        stages: the line stages, which join their extras.
+        cfg: the decoding settings.
+        models: the models that decode, each with its task.
 
     Raises:
         ConfigError: the package that splits is not installed, the language of the source is unknown or has no rules, or
             the model continues text.
     """
 
-    def __init__(self, encoder: InputEncoder, stages: LineStages):
+    order = LineOrder.TEXT
+    key = "input_split"
+    splits = True
+
+    def __init__(self, cfg: GenerationConfig, models: Sequence[TextModel]):
         try:
             import sentencex  # noqa: F401
         except ImportError:
-            raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
-        self.encoder, self.cfg, self.stages = encoder, encoder.cfg, stages
-        self.ranking = Ranking(self.cfg.normalize_scores, self.cfg.length_penalty, self.cfg.length_penalty_form)
-        tokenizer = encoder.task.source_tokenizer
-        known = tokenizer.languages.source_lang if tokenizer.languages else ""
-        self.default = known or str(getattr(encoder.task.cfg, "source_lang", ""))
-        if encoder.models[0].model.left_pad_source:
-            raise ConfigError(f"{_key(self.cfg)} cannot be used with a decoder-only model, which continues the line")
-        if not encoder.languages.by_line("source_lang"):
-            self.language(encoder.languages.fixed)
+            raise ConfigError(f"{_key(cfg)} needs a package: pip install sentencex") from None
+        self.cfg = cfg
+        self.ranking = Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form)
+        task = models[0].task
+        known = task.source_tokenizer.languages.source_lang if task.source_tokenizer.languages else ""
+        self.default = known or str(getattr(task.cfg, "source_lang", ""))
+        if models[0].model.left_pad_source:
+            raise ConfigError(f"{_key(cfg)} cannot be used with a decoder-only model, which continues the line")
+        languages = LanguageReader(models, cfg)
+        if not languages.by_line("source_lang"):
+            self.language(languages.fixed.source_lang)
 
-    def language(self, languages: LineLanguages) -> str:
+    @classmethod
+    def check(cls, cfg: GenerateConfig) -> None:
+        """Refuse what needs the tokens of a whole line, or changes the texts of hypotheses; see ``LineStage``."""
+        refused = {"stream": cfg.stream, "trace": cfg.trace, "format=fairseq": cfg.format == "fairseq"}
+        refused |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
+        for key in (key for key, given in refused.items() if given):
+            raise ConfigError(f"{key} cannot be used with {_key(cfg.generation)}; remove one of them")
+
+    @classmethod
+    def build(cls, cfg: GenerationConfig, resources: Resources) -> ParagraphStage:
+        """See ``LineStage``."""
+        return cls(cfg, resources.models)
+
+    def language(self, source_lang: str) -> str:
         """The language whose rules split a line.
 
         Args:
-            languages: the languages of the line.
+            source_lang: the language of the line; empty for that of the model.
 
         Raises:
             ConfigError: it is unknown, or there are no rules for it.
         """
-        code = self.cfg.input_split_lang or languages.source_lang or self.default
+        code = self.cfg.input_split_lang or source_lang or self.default
         beginning = re.split("[-_]", code.lower())[0]
         for short, long in LANGUAGES.items():
             if beginning in (short, long):
@@ -164,45 +193,28 @@ class ParagraphReader:
         why = f"has no rules for the language {code!r}" if code else "needs the language of the source"
         raise ConfigError(f"{_key(self.cfg)} {why}; set generation.input_split_lang, one of {', '.join(LANGUAGES)}")
 
-    def translate(
-        self,
-        lines: Sequence[tuple[int, tuple[str, str]]],
-        decode: Callable[[list[InputLine]], Iterator[Translation]],
-    ) -> Iterator[Translation]:
-        """Split lines, decode all sentences together, and join the outputs.
-
-        Args:
-            lines: the number of each line, from 0, with the line and its prefix.
-            decode: yields the translation of each sentence in order.
-
-        Yields:
-            One translation for each line, in order.
+    def split(self, line: InputLine) -> Split:
+        """Split a line into its sentences; a blank line is one. The prefix is the first one's; see ``LineStage``.
 
         Raises:
-            DataError: a line is not text, or has too many sentences or a language without rules.
+            DataError: the line has too many sentences, or a language without rules.
         """
-        read = [self._read(number, *pair) for number, pair in lines]
-        decoded = decode([sentence for _, sentences in read for sentence in sentences])
-        for (number, _), (split, sentences) in zip(lines, read, strict=True):
-            yield self._joined(number, split, [next(decoded) for _ in sentences])
-
-    def _read(self, number: int, line: str, prefix: str) -> tuple[SplitText, list[InputLine]]:
-        """Split a line, and encode its sentences; a blank line is encoded as a whole. The prefix is the first one's."""
-        where = f"line {number + 1}"
-        check_text(line, where)
-        check_text(prefix, f"the prefix of {where}")
-        text, languages = self.encoder.languages.read(number, line) if line.strip() else (line, LineLanguages())
+        where = f"line {line.number + 1}"
         try:
-            split = split_text(text, self.language(languages)) if text.strip() else SplitText([text], ["", ""])
+            blank = SplitText([line.text], ["", ""])
+            text = split_text(line.text, self.language(line.languages.source_lang)) if line.text.strip() else blank
         except ConfigError as error:
             raise DataError(f"{where}: {error}") from None
-        if len(split.sentences) > MOST:
-            raise DataError(f"{where} has {len(split.sentences)} sentences, more than {MOST}; give several lines")
-        numbered, encode = enumerate(split.sentences, start=number * MOST), self.encoder.encode
-        encoded = [encode(i, sentence, prefix if i == number * MOST else "", languages) for i, sentence in numbered]
-        return split, [*(replace(sentence, ends_line=False) for sentence in encoded[:-1]), *encoded[-1:]]
+        if (count := len(text.sentences)) > MOST:
+            raise DataError(f"{where} has {count} sentences, more than {MOST}; give several lines")
+        first = line.number * MOST
+        parts = [
+            replace(line, number=first + i, text=sentence, prefix="" if i else line.prefix, ends_line=i == count - 1)
+            for i, sentence in enumerate(text.sentences)
+        ]
+        return Split(parts, partial(self._translation, line.number, text))
 
-    def _joined(self, number: int, split: SplitText, parts: list[Translation]) -> Translation:
+    def _translation(self, number: int, split: SplitText, parts: Sequence[Translation]) -> Translation:
         """The translation of a line from those of its sentences."""
         source = split.joined(split.sentences)
         if len(parts) == 1:
@@ -211,16 +223,17 @@ class ParagraphReader:
             return replace(parts[0], id=number, source=source, hypotheses=whole, notes=notes)
         texts = [part.hypotheses[0].text if part.hypotheses else "" for part in parts]
         best = [part.hypotheses[0].hypothesis for part in parts if part.hypotheses]
-        joined = [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else []
         noted = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
-        ids = torch.cat([part.source_tokens for part in parts])
-        confidences = [part.confidence for part in parts if part.confidence is not None]
-        marks = [part.review for part in parts if part.review is not None]
-        found: dict[str, Any] = {"prefix": parts[0].prefix, "sentences": parts}
-        found["constraints"] = [each for part in parts for each in part.constraints]
-        found |= {"confidence": min(confidences, default=None), "review": any(marks) if marks else None}
-        made = Translation(number, source, ids, joined, [*split.notes, *noted], **found)
-        return self.stages.joined(made, parts)
+        return Translation(
+            number,
+            source,
+            torch.cat([part.source_tokens for part in parts]),
+            [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else [],
+            [*split.notes, *noted],
+            constraints=[each for part in parts for each in part.constraints],
+            prefix=parts[0].prefix,
+            sentences=list(parts),
+        )
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""

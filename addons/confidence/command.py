@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy
 
-from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
-from seqgen.cli.output import check_output, write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
-from seqgen.config import option
-from seqgen.config.settings import given_settings
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.decoding.building import Resources, build
-from seqgen.registry import UTILITIES
-from seqgen.text.confidence.calibration import (
+from seqgen import Translator
+from seqgen.addons.confidence.calibration import (
     Calibration,
     Measured,
     calibrated_settings,
@@ -28,9 +19,25 @@ from seqgen.text.confidence.calibration import (
     measured,
     weights_fingerprint,
 )
-from seqgen.text.confidence.report import PICTURES, ConfidenceReport
-from seqgen.text.reranking import Matrix, Utility
-from seqgen.text.translator import Translator
+from seqgen.addons.confidence.report import PICTURES, ConfidenceReport
+from seqgen.cli.command import Arguments
+from seqgen.cli.generate import checked_input, prefix_lines
+from seqgen.cli.line_decoding import load_noted, settings_of_part
+from seqgen.cli.output import write_report
+from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
+from seqgen.config import INPUT, keys_tagged, option
+from seqgen.config.settings import given_settings
+from seqgen.extend import (
+    ConfigError,
+    DataError,
+    Matrix,
+    Resources,
+    check_output,
+    log,
+    run,
+    set_up_device,
+    utility_from_config,
+)
 
 DESCRIPTION = """decodes a text that has references, and fits the probability that an output is good enough, for
 seqgen-generate generation.confidence=FILE. With generation.confidence=FILE, it reports how good this calibration is for
@@ -86,7 +93,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
         log(note)
     target = task.target_tokenizer
     resources = Resources(target.dictionary, target.encode, target.decode)
-    utility = build(UTILITIES, cfg.metric, Utility, decoding.cfg, resources)
+    utility = utility_from_config(replace(decoding.cfg, mbr=cfg.metric), resources)
     log(f"decoding {len(lines)} lines ...")
     found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
     if not found.translations:
@@ -130,11 +137,12 @@ def _check_keys(cfg: CalibrateConfig) -> None:
         )
     if cfg.output and not cfg.output.endswith(".json"):
         raise ConfigError(f"output={cfg.output} must end in .json; give another name")
-    if cfg.generation.input_split:
-        raise ConfigError(
-            "a calibration is made from lines that are decoded as they are, without generation.input_split; it then "
-            "also applies to the sentences of lines that are split"
-        )
+    for key in keys_tagged(INPUT):
+        if getattr(cfg.generation, key):
+            raise ConfigError(
+                f"a calibration is made from lines that are decoded as they are, without generation.{key}; it then "
+                "also applies to the sentences of lines that are split"
+            )
     files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.confidence)
     if cfg.output:
         check_output("output", cfg.output, *files, other_outputs=[cfg.json])

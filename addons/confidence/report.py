@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from seqgen.system.files import new_file
-from seqgen.text.reranking import Matrix
+from seqgen.extend import Matrix, new_file
 
 RESAMPLES = 500
 BINS = 10

@@ -11,14 +11,13 @@ import sentencex
 import torch
 from hypothesis import example, given, settings, strategies as st
 
+from seqgen.addons.paragraphs.stage import LANGUAGES, WINDOW, ParagraphStage, SplitText, split_text
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.text.input_line import InputEncoder, InputLine
-from seqgen.text.line_stages import LineStages
 from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.sentences import LANGUAGES, WINDOW, ParagraphReader, SplitText, split_text
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.language_models import language_model
@@ -97,7 +96,7 @@ def test_a_text_for_which_the_package_fails_is_not_split(
     why = "the rules for the language 'en' failed, so that a part of the text is not split"
     assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "], (why,))
     for text in ("A b. C d.", "A b. C d.\nE f."):
-        (found,) = reader().translate([(0, (text, ""))], echo)
+        (found,) = echoed([text])
         assert (found.text, found.notes[0]) == (text.replace("\n", " "), why)
 
 
@@ -163,24 +162,29 @@ def test_sentences_without_white_space_get_a_space_in_another_script() -> None:
     assert split.joined(["", "I am fine."]) == "I am fine."
 
 
-def echo(lines: list[InputLine]) -> Iterator[Translation]:
-    """A decode that gives each sentence back, with a note."""
-    for line in lines:
-        item = TextHypothesis(line.text, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6])))
-        yield line.translation([item] if line.sources else [])
+def echoed(texts: list[str], start: int = 0) -> Iterator[Translation]:
+    """The translations of a decode that gives each sentence back."""
+    stage = reader()
+    encoder = InputEncoder([text_model()], stage.cfg, lambda lengths: lengths + 9)
+    for number, text in enumerate(texts, start):
+        parts, join = stage.split(encoder.read(number, text))
+        yield join([echo(encoder.encode(part)) for part in parts])
 
 
-def reader(**values: Any) -> ParagraphReader:
-    cfg = GenerationConfig(**{**SPLIT, **values})
-    return ParagraphReader(InputEncoder([text_model()], cfg, lambda lengths: lengths + 9), LineStages({}))
+def echo(line: InputLine) -> Translation:
+    item = TextHypothesis(line.text, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6])))
+    return line.translation([item] if line.sources else [])
+
+
+def reader(**values: Any) -> ParagraphStage:
+    return ParagraphStage(GenerationConfig(**{**SPLIT, **values}), [text_model()])
 
 
 @given(st.lists(HOSTILE, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_there_is_one_output_for_each_line(texts: list[str]) -> None:
-    lines = [(number, (text, "")) for number, text in enumerate(texts, start=7)]
-    found = list(reader().translate(lines, echo))
-    assert [translation.id for translation in found] == [number for number, _ in lines]
+    found = list(echoed(texts, start=7))
+    assert [translation.id for translation in found] == list(range(7, 7 + len(texts)))
     for text, translation in zip(texts, found, strict=True):
         assert translation.source == text
         assert [item.text for item in translation.hypotheses] == ([text] if text.strip() else [])
@@ -257,12 +261,14 @@ def test_progress_counts_lines(translator: Translator) -> None:
     assert len(calls) == 3
 
 
-def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -> None:
-    def decode(lines: list[InputLine]) -> Iterator[Translation]:
-        yield from list(echo(lines))[:4]
+def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(lines: list[InputLine], on_line: object) -> Iterator[Translation]:
+        yield from list(map(echo, lines))[:4]
         raise MemoryError
 
-    lines = reader().translate([(i, ("One is. Two is. Three is.", "")) for i in range(3)], decode)
+    decoding = translator.prepare(**SPLIT)
+    monkeypatch.setattr(decoding, "_translate_buffer", decode)
+    lines = decoding.translate(["One is. Two is. Three is."] * 3)
     assert next(lines).text == "One is. Two is. Three is."
     with pytest.raises(MemoryError):
         next(lines)
@@ -293,7 +299,7 @@ def test_sources_and_streams_of_whole_lines_are_refused(translator: Translator) 
 
 @pytest.mark.parametrize(("code", "short"), [("en_XX", "en"), ("deu_Latn", "de"), ("PT-br", "pt"), ("zho_Hans", "zh")])
 def test_codes_of_models(code: str, short: str) -> None:
-    assert reader(input_split_lang=code).language(reader().encoder.languages.fixed) == short
+    assert reader(input_split_lang=code).language("") == short
 
 
 def test_the_language_of_a_task_is_the_default() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
-from seqgen.text.confidence.report import (
+from seqgen.addons.confidence.report import (
     ConfidenceReport,
     area_under_roc,
     calibration_error,

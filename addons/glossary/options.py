@@ -1,4 +1,4 @@
-"""The key of glossaries, which the line stage ``glossary`` reads; see docs/terminology.md."""
+"""The key of glossaries; docs/terminology.md."""
 
 from __future__ import annotations
 

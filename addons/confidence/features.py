@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from seqgen.config.values import LARGEST_FLOAT
-from seqgen.core.component import Component
 from seqgen.core.contract import contract_error
-from seqgen.core.errors import ConfigError, shown
-from seqgen.decoding.building import Resources
-from seqgen.registry import register_feature
-from seqgen.text.reranking import Chrf
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.extend import (
+    Chrf,
+    Component,
+    ConfigError,
+    Resources,
+    TextHypothesis,
+    Translation,
+    register_feature,
+    shown,
+)
 
 LEAST = -50.0
 """The log-probability that replaces smaller ones: a forced prefix can have tokens that the model rules out."""

@@ -20,19 +20,29 @@ import numpy
 from numpy.typing import NDArray
 from torch import nn
 
-from seqgen.config import GenerationConfig, option
-from seqgen.config.generation import keys_tagged
-from seqgen.config.options import FILES, KEEPS_CONFIDENCE, SPEED
-from seqgen.config.values import DEFAULTS, from_dict, to_dict
-from seqgen.core.errors import ConfigError, DataError, listing
+from seqgen.addons.confidence.options import ConfidenceOptions
+from seqgen.config import FILES, INPUT, SPEED, GenerationConfig, keys_tagged, option
+from seqgen.config.values import DEFAULTS, from_dict
+from seqgen.core.errors import listing
 from seqgen.data.text import digest
+from seqgen.extend import (
+    ConfigError,
+    DataError,
+    Matrix,
+    Translation,
+    Utility,
+    parse_json,
+    read_bytes,
+    to_dict,
+    write_atomically,
+)
 from seqgen.system.error_messages import reading_errors
-from seqgen.system.files import write_atomically
-from seqgen.system.reading import parse_json, read_bytes, unique_keys
-from seqgen.text.reranking import Matrix, Utility, compared
-from seqgen.text.results import Translation
+from seqgen.system.reading import unique_keys
+from seqgen.text.reranking import compared
 
 FORMAT = "seqgen calibration 1"
+KEEPS_BEST = ("nbest", "observers")
+"""Keys of decoding that change neither the best output of a sentence nor its features."""
 FEWEST = 20
 """Number of lines without which nothing is fitted."""
 SAMPLES = 64
@@ -250,7 +260,8 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
 
 def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
     """The decoding settings on which a calibration depends, where they are not the defaults; of files, the checksum."""
-    left_out = {*keys_tagged(SPEED), *keys_tagged(KEEPS_CONFIDENCE)}
+    own = [each.name for each in dataclasses.fields(ConfidenceOptions)]
+    left_out = {*own, *KEEPS_BEST, *keys_tagged(SPEED), *keys_tagged(INPUT)}
     chosen = {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
     for key in keys_tagged(FILES):
         if key in chosen and Path(chosen[key]).is_file():

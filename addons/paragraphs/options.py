@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from seqgen.config.options import (
     INPUT,
-    KEEPS_CONFIDENCE,
     KEEPS_SCORES,
     NOT_IN_TRAINING,
     WHOLE_LINE,
@@ -23,7 +22,7 @@ class ParagraphOptions:
         "",
         "sentences: split each line into sentences, decode these, and join their outputs with the white space of the "
         "line; needs the package sentencex",
-        INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
         Requirement(
             lambda cfg: not cfg.uses(WHOLE_LINE),
             "gives one output of the whole line, without {keys}; remove one of them",
@@ -34,6 +33,6 @@ class ParagraphOptions:
     input_split_lang: str = decoding_key(
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
-        INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
         Requirement(lambda cfg: cfg.input_split, "has no effect without generation.input_split; set both or neither"),
     )

@@ -12,10 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from seqgen.config import GenerationConfig
-from seqgen.config.values import LARGEST_FLOAT
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.text.confidence.calibration import (
+from seqgen.addons.confidence.calibration import (
     SMALLEST,
     Calibration,
     calibrated_settings,
@@ -23,8 +20,11 @@ from seqgen.text.confidence.calibration import (
     measured,
     weights_fingerprint,
 )
+from seqgen.config import GenerationConfig
+from seqgen.config.values import LARGEST_FLOAT
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.text.input_line import InputLine
 from seqgen.text.reranking import Chrf
-from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
@@ -130,9 +130,8 @@ def test_less_than_one_held_out_line_cannot_be_marked() -> None:
 
 def test_a_line_without_an_output_is_marked(calibration: Path) -> None:
     translator = Translator(text_model(), beam=3, confidence=str(calibration), review_risk=0.02)
-    rated = translator.prepare().confidence
-    assert rated is not None
-    found = rated.rated(Translation(0, "w1", torch.tensor([4, 2])), [])
+    stages, line = translator.prepare().stages, InputLine(0, "w1", [torch.tensor([4, 2])])
+    found = stages.write_search(line, line.translation())
     assert (found.confidence, found.review) == (0.0, True)
 
 
@@ -140,7 +139,7 @@ def test_a_file_that_a_key_names_is_known_by_its_content(tmp_path: Path) -> None
     for name in ("one", "two", "other"):
         (tmp_path / name).write_text("w1\tw2\n" if name != "other" else "w1\tw3\n")
     one, two, other = (
-        calibrated_settings(GenerationConfig(glossary=str(tmp_path / name))) for name in ("one", "two", "other")
+        calibrated_settings(GenerationConfig(replace_unknown=str(tmp_path / name))) for name in ("one", "two", "other")
     )
     assert one == two != other
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from sacrebleu.metrics.chrf import CHRF
 
+from seqgen.addons.confidence.features import LEAST, Feature, feature_values
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources, build
 from seqgen.registry import FEATURES
-from seqgen.text.confidence.features import LEAST, Feature, feature_values
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
 from tests.scripted_model import dictionary
