@@ -47,7 +47,7 @@ KEYS_OF_ADDONS = {
     "confidence": ("confidence", ""),
     "cuda_graphs": ("cuda_graphs", False),
     "glossary": ("glossary", ""),
-    "input_split": ("paragraphs", "lines"),
+    "input_split": ("paragraphs", ""),
     "input_split_lang": ("paragraphs", ""),
     "quality_features": ("confidence", []),
     "review_risk": ("confidence", 1.0),
