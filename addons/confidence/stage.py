@@ -30,9 +30,10 @@ class ConfidenceStage(LineStage):
     """Adds to each translation its features, the probability that it is good enough, and the mark for a person.
 
     The extra ``features`` has the values of ``generation.quality_features``, and of the features of a calibration; it
-    is empty for an empty line. ``confidence`` is the probability that the output is good enough, and ``review`` says whether a
-    person should read the line; they are ``None`` for an empty line, and without a calibration or a wish for marks. Of
-    several sentences, ``confidence`` is that of the least certain one, and ``review`` says whether one should be read.
+    is empty for an empty line. ``confidence`` is the probability that the output is good enough, and ``review`` says
+    whether a person should read the line; they are ``None`` for an empty line, and without a calibration or a wish for
+    marks. Of several sentences, ``confidence`` is that of the least certain one, and ``review`` says whether one should
+    be read.
 
     Args:
         cfg: the decoding settings; they name features, a calibration or both.
@@ -101,7 +102,7 @@ class ConfidenceStage(LineStage):
 
     def record(self, translation: Translation) -> Mapping[str, Any]:
         """Describe what is known in JSON; see ``LineStage``."""
-        found = {name: translation.extras.get(name) for name in ("quality_features", "confidence", "review")}
+        found = {name: translation.extras.get(name) for name in ("features", "confidence", "review")}
         return {name: value for name, value in found.items() if value is not None and value != {}}
 
     @classmethod

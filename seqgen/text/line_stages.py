@@ -31,7 +31,7 @@ register_line_stage = LINE_STAGES.register
 _DECLARED = {
     "input_split": "seqgen.addons.paragraphs.stage",
     "glossary": "seqgen.addons.glossary.stage",
-    "features": "seqgen.addons.confidence.stage",
+    "quality_features": "seqgen.addons.confidence.stage",
     "confidence": "seqgen.addons.confidence.stage",
 }
 """By the key of ``generation`` that selects a stage: the module that registers it; only such a key imports it."""

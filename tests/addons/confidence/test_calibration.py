@@ -237,7 +237,7 @@ def calibration(tmp_path: Path) -> Path:
     model, cfg = text_model(), Translator(text_model()).settings(beam=3)
     made = replace(
         MADE, model=weights_fingerprint([model.model]), settings=calibrated_settings(cfg), weights=[1.5, 0.0],
-        quality_features=["mean_lprob", "nbest_entropy"],
+        features=["mean_lprob", "nbest_entropy"],
     )  # fmt: skip
     made.save(tmp_path / "made.json")
     return tmp_path / "made.json"
