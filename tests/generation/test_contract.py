@@ -103,7 +103,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "the state of one sentence": (
         "processors",
         component(LogitsProcessor, sentence_state=("kept",), kept=torch.zeros(1)),
-        r"to \(2, ...\), not \(1,\)",
+        r"to a tensor \(2, ...\), not \(1,\)",
     ),
 }
 """What a component does wrong: the argument of the generator, the component, and what is said."""
