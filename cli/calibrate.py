@@ -50,7 +50,7 @@ class CalibrateConfig(ReferencedTextConfig):
     output: str = option("", "calibration to write (.json)", role="output_path")
     metric: str = option("chrf", "name of the utility that measures the quality of an output")
     quality: float | None = option(
-        None, "quality from which an output is good enough; null for that of all but the worst quarter of the lines"
+        None, "lowest quality that is good enough; null for the one that all but the worst quarter of the lines reach"
     )
     picture: str = option("", "file for the curve of the risk of unread lines (.svg, .png, .pdf)", role="output_path")
 
@@ -132,8 +132,8 @@ def _check_keys(cfg: CalibrateConfig) -> None:
         raise ConfigError(f"output={cfg.output} must end in .json; give another name")
     if cfg.generation.input_split:
         raise ConfigError(
-            "a calibration is made from lines that are decoded as they are, without generation.input_split; it then "
-            "also applies to the sentences of lines that are split"
+            "a calibration is made from whole lines, without generation.input_split; remove the key (the calibration "
+            "also applies to the sentences of lines that are split later)"
         )
     files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.confidence)
     if cfg.output:

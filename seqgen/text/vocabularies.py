@@ -67,7 +67,7 @@ class SharedVocabulary:
         return resolve(settings, of_models)
 
     def check(self, details: Details, streaming: bool) -> None:
-        """Refuse results that are not possible.
+        """Refuse details and streaming that these models do not support.
 
         Raises:
             ConfigError: names the first.

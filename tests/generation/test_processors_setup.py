@@ -304,7 +304,7 @@ REFUSED = [
     ({"input_split": "sentences", "nbest": 2}, "input_split=sentences"),
     ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
     ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 is more than 1"),
-    ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),
+    ({"temperature": 2.0, "semantics": "huggingface"}, "affects only sampling under Hugging Face's rules"),
 ]
 
 
