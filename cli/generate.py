@@ -189,7 +189,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
-        raise ConfigError("stream=true writes tokens as they come, without remove_bpe and detokenize; remove one")
+        raise ConfigError("remove_bpe and detokenize need whole outputs, which stream=true does not have; remove one")
     files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
     check_output("output", cfg.output, *files, in_place=True)
     check_trace(cfg, *files)

@@ -55,7 +55,7 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
 
 
 FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".tsv": "tsv"}
-"""The format that the end of an output's name means."""
+"""The format of an output, by the ending of its file name."""
 
 
 def check_outputs(cfg: GenerateConfig) -> None:

@@ -38,7 +38,7 @@ class ReferencedTextConfig:
     input: str = option("", "text file to decode; empty for the split dataset.gen_subset", role="input_path")
     reference: str = option("", "text file with the reference outputs of input", role="input_path")
     prefix: str = like(GenerateConfig, "prefix")
-    json: str = option("", "file for the scores; - for standard output, not the table", role="output_path")
+    json: str = option("", "file for the scores; - for standard output, in place of the table", role="output_path")
     metric: str = option("bleu", "score to maximize", choices=METRICS)
     dataset: ReferencedSplitConfig = dataclasses.field(default_factory=ReferencedSplitConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)

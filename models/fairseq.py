@@ -591,8 +591,8 @@ def _resolve(value: Any, cfg: Mapping[str, Any]) -> Any:
 def _family(name: str, path: Path) -> str:
     if name not in FAMILIES:
         raise CheckpointError(
-            f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have"
-            f"{nearest(name, FAMILIES)}; it has: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
+            f"{path} holds a model of the architecture {shown(name)}, which seqgen does not know"
+            f"{nearest(name, FAMILIES)}; it knows: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
             "reading.architecture=NAME"
         )
     return FAMILIES[name]
@@ -620,7 +620,7 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
     for key in ("decoder_input_dim", "decoder_output_dim"):
         if options.get(key, options.get("decoder_embed_dim")) != options.get("decoder_embed_dim"):
             raise CheckpointError(
-                f"{path} was trained with {key} unlike decoder_embed_dim, which seqgen does not support"
+                f"{path} was trained with {key} different from decoder_embed_dim, which seqgen does not support"
             )
     # text is what seqgen reads where fairseq evaluates an expression; some versions save the list that it stands for
     values = {

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 
 INTRODUCTION = """# The names of `seqgen.extend`
 
-Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints all
-about one name. [extending.md](extending.md) says which classes to subclass.
+Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints the
+whole reference of one name. [extending.md](extending.md) says which classes to subclass.
 """
 
 

@@ -115,7 +115,7 @@ def _filled(target: Tensor | None, pad: int) -> Tensor | None:
 
 def _padded(source: Source, model: EncoderDecoderModel, pad: int) -> Source:
     if source.encoder_out is not None:
-        raise ConfigError("generation.bit_exact=true needs sources, and an encoder's output is given; remove it")
+        raise ConfigError("generation.bit_exact=true needs sources, not the encoder's output; remove the key")
     width = source.src_tokens.size(1)
     missing = _width(width, model) - width
     sides = (missing, 0) if model.left_pad_source else (0, missing)

@@ -34,7 +34,7 @@ TILE = 16
 """Rows, or columns, of a tile; a multiple of the number of float32 values in a processor's vector."""
 
 INNER = 128
-"""Inner elements of a tile; the libraries add so many one after the other."""
+"""Inner elements of a tile: the number that the libraries add one after the other."""
 
 _ROWS = 512
 """Rows of a weight's product that are computed in one call, so that there are few shapes."""

@@ -209,7 +209,7 @@ def fresh_after(what: str, *changes: Change) -> Callable[[Subject], None]:
             change(subject, model)
             got = stepped_logits(subject, model)
             wanted = stepped_logits(subject, without_cached_weights(subject, model))
-            subject.same(got, wanted.to(got.dtype), what=f"after {what} a decode uses a weight from before")
+            subject.same(got, wanted.to(got.dtype), what=f"after {what}, a decode uses an outdated weight")
             require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
 
     return no_stale_weight
@@ -266,7 +266,7 @@ def fresh_after_moving(subject: Subject) -> None:
         raise Violation(f"logits are {before.dtype} in float32 and {got.dtype} after a change to float64")
     subject.same(got, before, tolerance=1e-3, what="float32 and float64 differ")
     wanted = stepped_logits(subject, without_cached_weights(subject, model))
-    subject.same(got, wanted, what="after a change of the dtype a decode uses a weight from before")
+    subject.same(got, wanted, what="after a change of the dtype, a decode uses an outdated weight")
 
 
 def inference_mode(subject: Subject) -> None:

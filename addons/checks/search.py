@@ -36,14 +36,14 @@ def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str,
             tokens = one.tokens.tolist(), two.tokens.tolist()
             if tokens[0] != tokens[1]:
                 step = next((i for i, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b), min(map(len, tokens)))
-                raise Violation(f"{what}: other tokens", abs(one.score - two.score), step, sentence, beam)
+                raise Violation(f"{what}: tokens differ", abs(one.score - two.score), step, sentence, beam)
             with at(sentence=sentence, beam=beam):
-                subject.same(one.positional_scores[None], two.positional_scores[None], what=f"{what}: other scores")
-                subject.same(torch.tensor([[one.score]]), torch.tensor([[two.score]]), what=f"{what}: other scores")
+                subject.same(one.positional_scores[None], two.positional_scores[None], what=f"{what}: scores differ")
+                subject.same(torch.tensor([[one.score]]), torch.tensor([[two.score]]), what=f"{what}: scores differ")
                 require((one.attention is None) == (two.attention is None), f"{what}: one decode has no attention")
                 if one.attention is not None and two.attention is not None:
                     attention = _of_words(one.attention)[None], _of_words(two.attention)[None]
-                    subject.same(*attention, what=f"{what}: other attention")
+                    subject.same(*attention, what=f"{what}: attention differs")
 
 
 def _of_words(attention: Tensor) -> Tensor:

@@ -449,7 +449,7 @@ def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
     """
     for name in folders:
         if name in keys and not Path(name).exists():
-            raise ConfigError(f"{name} is a key, which needs a value; set {name}=VALUE")
+            raise ConfigError(f"{name} is a key and needs a value; set {name}=VALUE")
     runs = read_runs(find_runs(folders))
     for problem in (problem for item in runs for problem in item.problems):
         log(problem)

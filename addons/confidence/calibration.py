@@ -44,13 +44,13 @@ FORMAT = "seqgen calibration 1"
 KEEPS_BEST = ("nbest", "observers")
 """Keys of decoding that change neither the best output of a sentence nor its features."""
 FEWEST = 20
-"""Number of lines without which nothing is fitted."""
+"""Minimum number of lines from which a calibration is fitted."""
 SAMPLES = 64
-"""Numbers of a weight that its fingerprint is made of; up to twice as many."""
+"""Minimum number of values of a large weight that the fingerprint hashes; at most twice as many."""
 ROUNDING = 1e-9
-"""Products of a risk and a number of lines are rounded up to a whole number that is so close."""
+"""A product of a risk and a number of lines is rounded up to a whole number that differs by less than this."""
 CONSTANT = 1e-9
-"""A feature whose standard deviation is a smaller part of its values is constant, but for rounding errors."""
+"""A feature whose standard deviation, relative to its values, is smaller than this is constant except for rounding."""
 SMALLEST = 1e-200
 """The smallest standard deviation: with features of at most ``LARGEST_FLOAT``, all logits are then finite."""
 
@@ -106,7 +106,7 @@ class Calibration:
         count = math.floor(share * self.lines + ROUNDING)
         if not count:
             raise ConfigError(
-                f"a share of {share:g} is less than one of {self.lines} held-out lines; give a larger one"
+                f"a share of {share:g} is less than one of {self.lines} held-out lines; give a larger share"
             )
         return 1.0 if share == 1 else sorted([*self.good, *self.bad])[count - 1]
 
@@ -235,7 +235,7 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
     from sklearn.linear_model import LogisticRegression  # slow to import
 
     if len(values) < FEWEST:
-        raise DataError(f"a calibration needs {FEWEST} lines with an output, and there are {len(values)}; give more")
+        raise DataError(f"a calibration needs {FEWEST} lines with an output, but there are {len(values)}; give more")
     fit, held_out = halves(len(values))
     least = float(numpy.quantile(qualities[fit], 0.25)) if quality is None else quality
     if quality is None and (qualities[fit] > least).any():
@@ -243,7 +243,7 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
     good = qualities >= least
     if (count := int(good[fit].sum())) in (0, len(fit)):
         raise DataError(
-            f"{count} of {len(fit)} outputs reach the quality {least:g}, and both good and bad ones are needed; change "
+            f"{count} of {len(fit)} outputs reach the quality {least:g}, but both good and bad ones are needed; change "
             "the quality, or give more lines"
         )
     spread = values[fit].std(0)

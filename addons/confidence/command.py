@@ -57,7 +57,7 @@ class CalibrateConfig(ReferencedTextConfig):
     output: str = option("", "calibration to write (.json)", role="output_path")
     metric: str = option("chrf", "name of the utility that measures the quality of an output")
     quality: float | None = option(
-        None, "quality from which an output is good enough; null for that of all but the worst quarter of the lines"
+        None, "lowest quality that is good enough; null for the one that all but the worst quarter of the lines reach"
     )
     picture: str = option("", "file for the curve of the risk of unread lines (.svg, .png, .pdf)", role="output_path")
 

@@ -60,7 +60,7 @@ def feature_values(features: Mapping[str, Feature], translation: Translation) ->
     values = {name: feature(translation) for name, feature in features.items()}
     for name, value in values.items():
         if not isinstance(value, int | float) or not abs(value) <= LARGEST_FLOAT:
-            message = f"must return a number of at most {LARGEST_FLOAT:g} and returns {shown(value)}"
+            message = f"must return a number of at most {LARGEST_FLOAT:g} but returns {shown(value)}"
             raise contract_error(features[name], "__call__", message)
     return values
 

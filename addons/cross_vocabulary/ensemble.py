@@ -25,7 +25,7 @@ OBJECTS = ("mbr", "rerank", "member_sources")
 """The decoding components that can be given as objects."""
 
 NOTE = (
-    "the members have different target vocabularies, so that they are decoded as a cross-vocabulary ensemble: each "
+    "the members have different target vocabularies, so they are decoded as a cross-vocabulary ensemble: each "
     "member generates its own tokens, and the score is the weighted mean of the members' scores"
 )
 

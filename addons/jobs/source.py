@@ -70,8 +70,8 @@ class Source:
             raise DataError(f"{where}: {shown(record)} is not an object such as {{{self.column!r}: ...}}")
         if self.column not in record:
             raise DataError(
-                f"{where} has no field {self.column!r} but: {shown(', '.join(record))}; name the field of the text by "
-                "job.column"
+                f"{where} has no field {self.column!r}; the fields are {shown(', '.join(record))}; set job.column to "
+                "the field of the text"
             )
         return check_text(record[self.column], self.column, where)
 

@@ -117,7 +117,7 @@ def _segments(line: str, language: str, notes: dict[str, None]) -> Iterator[str]
         except DataError:
             pieces = []
         if "".join(pieces) != window:
-            notes[f"the rules for the language {language!r} failed, so that a part of the text is not split"] = None
+            notes[f"the rules for the language {language!r} failed, so a part of the text is not split"] = None
             pieces = [window]
         if start + WINDOW < len(line):
             if len(pieces) > 1:

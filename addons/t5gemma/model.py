@@ -51,8 +51,8 @@ class T5GemmaConfig:
     encoder_intermediate_size: int = option(9216, "hidden size of the encoder's feed-forward layers", minimum=1)
     encoder_layers: int = option(26, "number of encoder layers", minimum=1)
     encoder_attention_heads: int = option(8, "number of attention heads in the encoder", minimum=1)
-    encoder_key_value_heads: int = option(4, "heads of keys and values in the encoder, each of a group", minimum=1)
-    encoder_head_dim: int = option(256, "dimension of an attention head in the encoder, even", minimum=2)
+    encoder_key_value_heads: int = option(4, "number of key/value heads in the encoder (grouped queries)", minimum=1)
+    encoder_head_dim: int = option(256, "dimension of an attention head in the encoder; an even number", minimum=2)
     encoder_query_pre_attn_scalar: int = option(
         256, "scores of attention in the encoder are divided by the square root of this number", minimum=1
     )
@@ -67,14 +67,14 @@ class T5GemmaConfig:
     decoder_intermediate_size: int = option(9216, "hidden size of the decoder's feed-forward layers", minimum=1)
     decoder_layers: int = option(26, "number of decoder layers", minimum=1)
     decoder_attention_heads: int = option(8, "number of attention heads in the decoder", minimum=1)
-    decoder_key_value_heads: int = option(4, "heads of keys and values in the decoder, each of a group", minimum=1)
-    decoder_head_dim: int = option(256, "dimension of an attention head in the decoder, even", minimum=2)
+    decoder_key_value_heads: int = option(4, "number of key/value heads in the decoder (grouped queries)", minimum=1)
+    decoder_head_dim: int = option(256, "dimension of an attention head in the decoder; an even number", minimum=2)
     decoder_query_pre_attn_scalar: int = option(
         256, "scores of attention in the decoder are divided by the square root of this number", minimum=1
     )
     decoder_rope_theta: float = option(10000.0, "base of the rotary positions in the decoder", minimum=1e-6)
     decoder_sliding_window: int = option(
-        4096, "positions to which a sliding layer of the decoder attends, itself included", minimum=1
+        4096, "positions to which a sliding layer of the decoder attends, the current one included", minimum=1
     )
     decoder_layer_types: list[str] = option(
         [], "sliding_attention or full_attention for each decoder layer; empty to alternate, sliding first"
@@ -83,8 +83,8 @@ class T5GemmaConfig:
         "gelu_accurate", "activation function of the gates in the feed-forward layers", choices=sorted(ACTIVATIONS)
     )
     attention_bias: bool = option(False, "add a bias to the projections of attention")
-    attn_logit_softcapping: float = option(50.0, "bound of the scores of attention; 0 for none", minimum=0)
-    final_logit_softcapping: float = option(30.0, "bound of the logits; 0 for none", minimum=0)
+    attn_logit_softcapping: float = option(50.0, "soft cap of the attention scores; 0 for none", minimum=0)
+    final_logit_softcapping: float = option(30.0, "soft cap of the logits; 0 for none", minimum=0)
     rms_norm_eps: float = option(1e-6, "constant added to the mean square in RMS normalization", minimum=0)
     dropout_rate: float = option(0.0, "dropout probability of features", minimum=0, maximum=0.99)
     attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)

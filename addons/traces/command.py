@@ -70,7 +70,7 @@ class DiffConfig:
 
     runs: list[str] = option([], "two run folders to compare; runs= may be left out", role="input_path")
     json: str = option(
-        "", "of two runs: file for the JSON form; - for standard output, not the table", role="output_path"
+        "", "of two runs: file for JSON; - for standard output, in place of the table", role="output_path"
     )
 
     path: list[str] = option(
@@ -116,8 +116,8 @@ def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
     for key in (split_argument(argument)[0] for argument in arguments):
         if key not in ("runs", "json") and not key.startswith("common."):
             raise ConfigError(
-                f"{cfg.runs[0]} is a run to compare with another, but {key} is a key of two decodes; give two run "
-                "folders, or path=RUN other=RUN input=FILE"
+                f"{cfg.runs[0]} is a run to compare with another, but {key} is for comparing two decodes; give two "
+                "run folders, or path=RUN other=RUN input=FILE"
             )
     if cfg.json:
         check_output("json", cfg.json)
@@ -306,7 +306,7 @@ def _cause(decodes: tuple[Decode, Decode], found: Difference, keys: Sequence[str
             f"  with the other decode's {values}, the first decode agrees with it up to this difference",
         ]
         if all(key.startswith("fast.") for key in keys) and not found.tie:
-            lines.append("  an optimization changes rounding only, so it has a bug, unless the dtype is a short one")
+            lines.append("  an optimization changes rounding only, so it has a bug, unless the dtype is low-precision")
         return lines
     if decodes[0].models is not decodes[1].models:
         return ["cause: the models; with all keys of the other decode, the first models still differ from its models"]

@@ -66,7 +66,7 @@ class Trace:
             of_line = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
             sentence: SentenceTrace = self._checked(number, of_line)
             if sentence.id in self._by_id:
-                raise self._damaged(number, f"it has sentence {sentence.id} again")
+                raise self._damaged(number, f"it repeats sentence {sentence.id}")
             self._by_id[sentence.id] = sentence
         self.sentences = list(self._by_id.values())
         if end is None:

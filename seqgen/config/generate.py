@@ -51,7 +51,7 @@ class ReadingConfig:
         "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
     )
     ignore: list[str] = option(
-        [], "options of the checkpoint to ignore: unknown to seqgen, while you know that they do not change the model"
+        [], "options of the checkpoint to ignore: those that seqgen does not know and that do not change the model"
     )
 
 
@@ -161,7 +161,7 @@ class GenerateConfig:
         role="output_path",
     )
     record: str = option(
-        "", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json", role="output_path"
+        "", "file (.json) for a record of the decode, which config=FILE.json repeats", role="output_path"
     )
     trace_options: TraceConfig = dataclasses.field(default_factory=TraceConfig)
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)

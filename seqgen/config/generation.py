@@ -223,10 +223,10 @@ class Switches:
     skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
     two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
     shortlist_columns: bool = option(
-        True, "with a shortlist, compute only the scores of tokens that are in the shortlist of any sentence"
+        True, "with a shortlist, compute only the scores of tokens in the shortlist of some sentence of the batch"
     )
     narrowed_scores: bool = option(
-        True, "with a trie of allowed outputs, let the search choose among the scores of allowed tokens alone"
+        True, "with a trie of allowed outputs, search only among the scores of the allowed tokens"
     )
     prepacked_weights: bool = option(True, "use weights arranged in the memory layout that is fastest on this CPU")
     kernel_choice: str = option(

@@ -82,7 +82,7 @@ def _hint(config: Any, key: str) -> str:
     if found := did_you_mean(key, known):
         return found
     of_training = key.partition(".")[0] in GROUPS or key in {name for name, *_ in known_keys(TrainConfig())}
-    return ", which is one of seqgen-train; a trained model keeps its value" if of_training else ""
+    return ", which is a key of seqgen-train only; a trained model keeps its value" if of_training else ""
 
 
 def other_names(field: dataclasses.Field[Any]) -> tuple[str, ...]:

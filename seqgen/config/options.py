@@ -66,8 +66,8 @@ class Requirement(NamedTuple):
 CONSTRAINED = (
     Requirement(
         lambda cfg: not cfg.uses(WARPER),
-        "needs the tokens of the phrases where they are improbable, and top_k, top_p and the other "
-        "keys that truncate the distribution forbid them; remove these keys",
+        "must be able to generate the tokens of the phrases where they are improbable, but top_k, top_p and the other "
+        "keys that truncate the distribution forbid improbable tokens; remove these keys",
     ),
     Requirement(
         lambda cfg: cfg.beam > 1,

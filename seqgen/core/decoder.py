@@ -347,7 +347,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             latest = int(incremental_state.start_offsets.max())
             if seen - positions < latest:
                 raise ValueError(
-                    f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
+                    f"{positions} of {seen} positions cannot be rolled back: a sentence starts at position {latest}"
                 )
         if positions > 0:
             _change(incremental_state, "roll_back_state", positions)
@@ -374,7 +374,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         start_offsets = incremental_state.start_offsets
         if not 0 <= positions <= int(start_offsets.min()):
             raise ValueError(
-                f"the first {positions} positions are seen by a sentence that starts at {int(start_offsets.min())}"
+                f"{positions} positions cannot be cropped: a sentence starts at position {int(start_offsets.min())}"
             )
         self.drop_first(incremental_state, positions)
         incremental_state.start_offsets = start_offsets - positions

@@ -199,7 +199,7 @@ class Member:
             self.state.beam_indirection = {"auto": None, "on": True, "off": False}[fast.beam_indirection]
 
     def computing(self) -> AbstractContextManager[object]:
-        """The context in which the encoder and the decoder run; a subclass may set what lasts for the batch."""
+        """The context in which the encoder and the decoder run; a subclass can set up what lasts for the batch."""
         return nullcontext()
 
     def finish(self, notes: set[str]) -> None:
@@ -275,8 +275,8 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
     for model in models:
         if not has_features(model.decoder):
             raise ConfigError(
-                f"{what} needs hidden features, and {type(model.decoder).__name__} has no extract_features; implement "
-                "extract_features and output_layer in place of forward, or remove it"
+                f"{what} needs hidden features, but {type(model.decoder).__name__} has no extract_features; implement "
+                f"extract_features and output_layer in place of forward, or remove {what}"
             )
 
 
@@ -307,10 +307,10 @@ def check_layers(models: Sequence[EncoderDecoderModel], what: str) -> None:
         ConfigError: there are several models, or the decoder has no ``early_exit``.
     """
     if len(models) > 1:
-        raise ConfigError(f"{what} needs the layers of one model, and this is an ensemble of {len(models)}; give one")
+        raise ConfigError(f"{what} needs the layers of a single model, not of an ensemble of {len(models)}; give one")
     decoder = type(models[0].decoder)
     if decoder.early_exit is Decoder.early_exit:  # type: ignore[union-attr]
         raise ConfigError(
-            f"{what} needs the logits of each layer, and {decoder.__name__} has no early_exit; implement it, or leave "
-            f"{what} out"
+            f"{what} needs the logits of each layer, but {decoder.__name__} has no early_exit; implement it, or remove "
+            f"{what}"
         )

@@ -60,7 +60,7 @@ def read_binary_shortlist(path: Path, sources: int, targets: int) -> dict[tuple[
     frequent, offsets = header[2], np.frombuffer(content, "<u8", header[4], 8 * _HEADER)
     ids = np.frombuffer(content, "<u4", header[5], 8 * (_HEADER + header[4])).astype(np.int64)
     if (offsets[1:] < offsets[:-1]).any() or (offsets > len(ids)).any():
-        raise DataError(f"{path} is damaged: its offsets do not ascend to {len(ids)}; copy it again")
+        raise DataError(f"{path} is damaged: its offsets are not in ascending order up to {len(ids)}; copy it again")
     if len(offsets) > sources + 1 or max(frequent, ids.max(initial=-1) + 1) > targets:
         raise DataError(
             f"{path} does not belong to the model: it has other source tokens than the {sources} of its vocabulary, or "

@@ -227,7 +227,7 @@ class EpochIterator:
             self.epoch, self.first, self.consumed = epoch + 1, 0, 0
 
     def spare(self) -> Batch:
-        """One example of the current epoch, for a rank that has no batch left but computes along with the others."""
+        """One example of the current epoch, for a rank that has no batch left but must still compute."""
         position = int(self._all_batches()[0][0])
         return self.collate([self.dataset.example(position, epoch=self.epoch, seed=self.seed)])
 

@@ -323,7 +323,7 @@ def available_cores() -> int:
 
 
 Reader = Callable[[Path, int], Iterator[LineChunk]]
-"""Reads a file in chunks of about so many bytes, such as ``read_chunks``."""
+"""Reads a file in chunks of about this many bytes, such as ``read_chunks``."""
 
 
 def _encode_all(

@@ -81,7 +81,7 @@ class Resources:
         ids = self.ids(text)
         if not ids or self.dictionary.unk() in ids:
             why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
-            raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
+            raise ConfigError(f"{text!r} {why}, so the model never generates it; remove it")
         return ids
 
     def sequence(self, entry: str) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ class LengthOptions:
         MODEL | KEEPS_SCORES,
         Requirement(
             lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.is_constrained)),
-            "determines when enough competing hypotheses have finished, and here none compete; remove it",
+            "determines when enough competing hypotheses have finished, but this search has none; remove it",
         ),
         Requirement(
             lambda cfg: cfg.semantics == "huggingface",

@@ -239,7 +239,7 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
 def processor_makers(
     cfg: GenerationConfig, rules: ToolkitRules, resources: Resources
 ) -> dict[str, Callable[[Any], LogitsProcessor]]:
-    """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value.
+    """For each key of the ``generation`` group that selects a processor, the function that makes the processor.
 
     The keys are in the order in which transformers' ``generate`` applies their processors.
     """

@@ -39,7 +39,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def version_of(path: Path) -> tuple[int, ...]:
-    """The identity of the file at a path, and the time of its last change; numbers of deleted files are used again."""
+    """The identity, size and time of the last change of a file; the inode numbers of deleted files are reused."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -210,7 +210,7 @@ class InputEncoder:
             ids, longest = encode_source(model.task, read, line.languages), model.model.max_positions()[0]
             if (room := _room(model, ids)) is not None and room < 1:
                 notes.append(
-                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
+                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so the output is empty"
                 )
                 return replace(line, notes=notes, member_sources=texts)
             words = model.task.source_dictionary

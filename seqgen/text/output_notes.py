@@ -44,7 +44,7 @@ class OutputNotes:
         if not hypotheses:
             in_time = " and generation.max_time" if self.cfg.max_time else ""
             missing = f"no output within the maximum length{in_time} has all phrases"
-            return [f"{missing if line.phrases else 'every output was forbidden'}, so that the output is empty"]
+            return [f"{missing if line.phrases else 'every output was forbidden'}, so the output is empty"]
         if len(hypotheses) < self.cfg.nbest:
             possible = "have all phrases" if line.phrases else "are possible"
             why = "were found in time" if hypotheses[0].timed_out else possible

@@ -82,7 +82,7 @@ class TextHypothesis:
 
 @dataclass(frozen=True)
 class Computed:
-    """An extra that follows from the translation when it is read, such as from a text that was changed meanwhile.
+    """An extra that is computed from the translation when it is read, because the text may change until then.
 
     Attributes:
         of: a function of a module, so that translations can be pickled.

@@ -296,7 +296,7 @@ REFUSED = [
     ({"early_stopping": "true", "semantics": "huggingface", "beam": 1}, "determines when enough competing"),
     ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
     ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 is more than 1"),
-    ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),
+    ({"temperature": 2.0, "semantics": "huggingface"}, "affects only sampling under Hugging Face's rules"),
 ]
 
 

@@ -343,7 +343,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="has 24 tokens, and that of the models that it drafts for 23"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(wide)), search_strategy=Sampling())
     short = registered("transformer_tiny", max_source_positions=6)().double().eval()
-    with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):
+    with pytest.raises(ConfigError, match="at most 6 source tokens, but a sentence has 8"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(short)))
     cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3)
     with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):

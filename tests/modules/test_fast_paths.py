@@ -141,7 +141,7 @@ def test_refusals() -> None:
         first.merge(second)
     with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
-    with pytest.raises(ValueError, match="first 1 positions are seen"):
+    with pytest.raises(ValueError, match="1 positions cannot be cropped"):
         first.decoder.crop(first.state, 1)
 
 

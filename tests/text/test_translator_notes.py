@@ -222,7 +222,7 @@ def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> 
     translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
     monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
     with pytest.raises(
-        ConfigError, match=r"generation\.coverage_penalty needs attention weights, and this model returns none"
+        ConfigError, match=r"generation\.coverage_penalty needs attention weights, but this model returns none"
     ):
         translator.translate(["w1"])
 

@@ -133,7 +133,7 @@ def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
     special.named["mask_token"] = AddedToken(mask, lstrip=True, rstrip=False) if isinstance(mask, str) else mask
     for key in ("cls_token", "sep_token"):
         if special.named[key] is None:
-            raise DataError(f"{files.location}/{CONFIG_FILE}: {key} is null, but BART's tokenizer needs it; name it")
+            raise DataError(f"{files.location}/{CONFIG_FILE}: {key} is null, but BART's tokenizer needs it; set it")
     return special
 
 
@@ -225,7 +225,7 @@ class GemmaTokenizer(FastTokenizer):
             self.check_added_tokens(before, after)
         if not before and not after:
             raise DataError(
-                f"the tokenizer in {self.files.location} adds no token to a text, so that an empty source would have "
+                f"the tokenizer in {self.files.location} adds no token to a text, so an empty source would have "
                 f"none; set add_bos_token to true in its {CONFIG_FILE}"
             )
         return AddedTokens(before, after)

@@ -226,7 +226,7 @@ class FastPegasusTokenizer(FastTokenizer):
         if len({str(token) for token in tokens}) != len(tokens):
             raise DataError(
                 f"{special.location}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
-                "that follow them are not different; copy the file again"
+                "that follow them are not all different; copy the file again"
             )
         return tokens
 

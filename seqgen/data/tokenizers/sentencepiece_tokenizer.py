@@ -69,7 +69,7 @@ class SentencePieceTokenizer(Tokenizer):
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
         if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
             raise DataError(
-                f"the vocabulary contains hardly any piece of {location}; give the dict.txt that was made with it"
+                f"the vocabulary contains too few pieces of {location}; give the dict.txt that was made with that model"
             )
 
     def encode(self, text: str) -> list[int]:

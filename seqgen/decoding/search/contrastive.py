@@ -42,8 +42,8 @@ class ContrastiveSession(Session):
         assert isinstance(setup.search, ContrastiveSearch)
         if len(setup.ensemble.members) > 1:
             raise ConfigError(
-                "contrastive search compares the hidden features of one model, so that it does not work with ensembles "
-                "and classifier-free guidance; give one model and no guidance_scale, or another search"
+                "contrastive search compares the hidden features of a single model and does not support ensembles or "
+                "classifier-free guidance; give one model and no guidance_scale, or choose another search"
             )
         check_features(setup.ensemble.models, "contrastive search")
         self.alpha = setup.search.penalty_alpha

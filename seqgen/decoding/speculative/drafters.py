@@ -49,13 +49,13 @@ class ModelDrafter(Drafter):
         """
         if any(HIDDEN_STATES in processor.needs for processor in target.scoring.processors):
             raise ConfigError(
-                f"{target.setup.needing(HIDDEN_STATES)} needs hidden states of the decoded model, and the draft model "
-                "has other ones; remove the draft"
+                f"{target.setup.needing(HIDDEN_STATES)} needs hidden states of the decoded model, but the draft model "
+                "has different ones; remove the draft"
             )
         longest = self.model.max_positions()[0]
         if int(source.src_lengths.max()) > longest:
             raise ConfigError(
-                f"the draft model reads at most {longest} source tokens, and a sentence has "
+                f"the draft model reads at most {longest} source tokens, but a sentence has "
                 f"{int(source.src_lengths.max())}; shorten it, or decode without generation.draft"
             )
         return ModelDraft(self.model, target, source)

@@ -222,7 +222,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written to standard output"),
         ([f"{tmp_path}/runs", "page=x", "json=x"], "page=x would overwrite the output x"),
         (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
-        (["runs", "json"], "json is a key, which needs a value; set json=VALUE"),
+        (["runs", "json"], "json is a key and needs a value; set json=VALUE"),
     ):
         wrong = command("show", *arguments)
         assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err

@@ -200,9 +200,9 @@ def test_by_default_all_but_the_worst_quarter_is_good_enough() -> None:
     assert fitted(np.ones((400, 1)), np.minimum(qualities + 17, 18)).quality == 18, (
         "most lines have the highest quality"
     )
-    with pytest.raises(DataError, match=r"0 of 200 outputs reach the quality 21, and both good and bad ones"):
+    with pytest.raises(DataError, match=r"0 of 200 outputs reach the quality 21, but both good and bad ones"):
         fitted(np.ones((400, 1)), qualities, 21)
-    with pytest.raises(DataError, match="needs 20 lines with an output, and there are 19"):
+    with pytest.raises(DataError, match="needs 20 lines with an output, but there are 19"):
         fitted(np.ones((19, 1)), qualities[:19])
 
 

@@ -128,5 +128,5 @@ def test_what_a_feature_needs_and_returns_is_checked() -> None:
         def __call__(self, translation: Translation) -> float:
             return math.nan
 
-    with pytest.raises(DecodingError, match=r"Broken .* must return a number of at most 1e.30 and returns nan"):
+    with pytest.raises(DecodingError, match=r"Broken .* must return a number of at most 1e.30 but returns nan"):
         feature_values({"broken": Broken()}, LINE)

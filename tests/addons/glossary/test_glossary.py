@@ -141,7 +141,7 @@ def test_a_term_that_occurs_more_often_than_an_output_has_room_for(tmp_path: Pat
     translator = Translator(text_model(), beam=2, max_len_b=4, max_len=4, glossary=str(tmp_path / "terms.tsv"))
     (found,) = translator.translate(["w1 " * 900])
     assert (len(found.terms), len(found.constraints), found.hypotheses) == (900, 5, [])
-    assert "no output within the maximum length has all phrases, so that the output is empty" in found.notes
+    assert "no output within the maximum length has all phrases, so the output is empty" in found.notes
 
 
 def test_terms_and_phrases_of_the_line_are_both_met(tmp_path: Path) -> None:

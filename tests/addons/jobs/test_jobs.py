@@ -425,7 +425,7 @@ LONG = b'{"text": "%b"}\n' % (b"a" * (CHUNK_BYTES - 100))
             for line in (b"\ntext\n", b'\n{"text": "\xff"}', b'\n{"text": 1}', b"\n[]")
         ),
         (b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
-        (b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text' but: 'txt, id'; name the field"),
+        (b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text'; the fields are 'txt, id'; set job.column"),
         (b'\n{"text": null}\n', "line 2: text is None"),
     ],
 )

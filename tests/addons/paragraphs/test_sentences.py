@@ -93,7 +93,7 @@ def test_a_text_for_which_the_package_fails_is_not_split(
     segment: Callable[[str, str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sentencex.segment", segment)
-    why = "the rules for the language 'en' failed, so that a part of the text is not split"
+    why = "the rules for the language 'en' failed, so a part of the text is not split"
     assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "], (why,))
     for text in ("A b. C d.", "A b. C d.\nE f."):
         (found,) = echoed([text])

@@ -170,7 +170,7 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
     ("arguments", "words"),
     [
         ([], "path is missing: set path=RUN_FOLDER"),
-        (["runs/a", "input=y"], "runs/a is a run to compare with another, but input is a key of two decodes"),
+        (["runs/a", "input=y"], "runs/a is a run to compare with another, but input is for comparing two decodes"),
         (["path=x", "input=y", "json=-"], "json=- has no effect on two decodes"),
         (
             ["path=x", "input=y", "other.path=z"],

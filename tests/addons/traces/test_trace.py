@@ -291,15 +291,15 @@ DAMAGES: dict[str, Any] = {
     ),
     "its first line has no version": lambda r: [{k: v for k, v in r[0].items() if k != "version"}, *r[1:]],
     "a hypothesis has a wrong score": lambda r: [r[0], _with_output(r[1], score=-1e308), *r[2:]],
-    "a hypothesis has a wrong attention": (
+    "a hypothesis has wrong attention": (
         lambda r: [
             r[0],
             _with_output(r[1], attention=[[None] * len(r[1]["source_pieces"])] * len(r[1]["hypotheses"][0]["tokens"])),
             *r[2:],
         ]
     ),
-    "step 0 has a wrong members": lambda r: [r[0], _with_step(r[1], members=[[1.0]]), *r[2:]],
-    "it has sentence 0 again": lambda r: [*r[:2], r[1], *r[2:]],
+    "step 0 has wrong members": lambda r: [r[0], _with_step(r[1], members=[[1.0]]), *r[2:]],
+    "it repeats sentence 0": lambda r: [*r[:2], r[1], *r[2:]],
     "its pieces do not have token": lambda r: [r[0], {**r[1], "pieces": {}}, *r[2:]],
     "step 1 comes after the step that ended": lambda r: [r[0], _with_step(r[1], done=True), *r[2:]],
     "not a trace": lambda r: [{}, *r[1:]],
