@@ -21,7 +21,6 @@ from seqgen.config import TraceConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.search import Search
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.session import has_steps
 from seqgen.decoding.agreement.session import AgreementSearch
 from seqgen.decoding.scorer import ScoredTarget
@@ -65,7 +64,10 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        _check_traceable(decoding.generator)
+        if isinstance(setup.search, AgreementSearch):
+            raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
+        if not has_steps(setup.search):
+            raise ConfigError(_no_steps(_called(setup.search)))
         if decoding.splitter is not None:
             raise ConfigError("lines that generation.input_split=sentences splits cannot be traced; give sentences")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
@@ -222,19 +224,6 @@ class TraceWriter:
             self._file.write(line)
 
 
-def _check_traceable(generator: SequenceGenerator) -> None:
-    """Refuse a strategy whose loop is not that of ``Session``.
-
-    Raises:
-        ConfigError: names it.
-    """
-    search = generator.setup.search
-    if isinstance(search, AgreementSearch):
-        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    if not has_steps(search):
-        raise ConfigError(_no_steps(_called(search)))
-
-
 def _no_steps(name: str) -> str:
     return f"{name} has a loop of its own, whose steps cannot be traced; remove trace, or choose another search"
 
@@ -246,13 +235,10 @@ def _called(search: Search) -> str:
 
 
 def _hypothesis(item: TextHypothesis, width: int) -> TracedOutput:
-    scores = item.positional_scores.tolist()
-    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), _rows(item.attention, width))
-
-
-def _rows(attention: Tensor | None, width: int) -> Sequence[Sequence[float]] | None:
-    """The attention over the source tokens; ``None`` for attention over something else, such as features."""
-    return None if attention is None or attention.size(1) != width else attention.tolist()
+    scores, attention = item.positional_scores.tolist(), item.attention
+    # attention over something else than the source tokens, such as features, is left out
+    rows = None if attention is None or attention.size(1) != width else attention.tolist()
+    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), rows)
 
 
 Wanted = tuple[InputLine, Tensor]
