@@ -124,10 +124,7 @@ def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log
         UserError: one cannot be loaded.
     """
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, device, cfg.reading)
-    for text in (text for item in loaded for text in item.notes):
-        note(text)
-    return loaded
+        return load_models(cfg.path, device, cfg.reading, note=note)
 
 
 def prepare_decoding(

@@ -18,16 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.addons.checks import search
-from seqgen.addons.checks.checking import (
-    Advice,
-    Invariants,
-    NotApplicableError,
-    Violation,
-    at,
-    needs,
-    read_advice,
-    require,
-)
+from seqgen.addons.checks.checking import Invariants, NotApplicableError, Violation, at, needs, require
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import SOURCES, Decoding
 from seqgen.config import FastConfig
@@ -418,6 +409,3 @@ PROCESSOR: Invariants[Decoding] = {
     "forks are independent": forks_are_independent,
 }
 """The invariants of a logits processor."""
-
-COMPONENT_ADVICE: Advice[Decoding] = read_advice("component")
-"""Causes of violations of a decoding component."""

@@ -6,7 +6,7 @@ Of criteria that decode also: the model of decoding is the model of training.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.addons.checks.checking import (
-    Advice,
     Compared,
     Invariants,
-    Outcome,
     Violation,
     Wrong,
     at,
-    check_all,
     hooked,
     read_advice,
     require,
@@ -41,6 +38,16 @@ LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 Logged = Mapping[str, Any]
 
 
+def _of_the_sum(subject: Training, wrong: Wrong) -> str:
+    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
+    once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
+    if abs(twice - once) < 1e-8:
+        return (
+            "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
+        )
+    return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
+
+
 @dataclass
 class Training(Compared):
     """A criterion whose invariants are checked, and a small model.
@@ -51,6 +58,7 @@ class Training(Compared):
         ids: the ids of its inputs.
     """
 
+    advice = read_advice("criterion", of_the_sum=_of_the_sum)
     criterion: Any
     model: EncoderDecoderModel
     ids: Ids
@@ -328,21 +336,6 @@ DECODING_CRITERION: Invariants[Training] = {
 """The further invariants of a criterion that decodes."""
 
 
-def check_criterion(subject: Training) -> Iterator[Outcome]:
-    """Check a criterion; see ``check_all``."""
-    decodes = isinstance(subject.criterion, SequenceCriterion)
-    return check_all({**CRITERION, **(DECODING_CRITERION if decodes else {})}, subject)
-
-
-def _of_the_sum(subject: Training, wrong: Wrong) -> str:
-    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
-    once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
-    if abs(twice - once) < 1e-8:
-        return (
-            "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
-        )
-    return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
-
-
-CRITERION_ADVICE: Advice[Training] = read_advice("criterion", of_the_sum=_of_the_sum)
-"""Causes of violations of a criterion; the other violations say themselves what is wrong."""
+def invariants_of(criterion: Any) -> Invariants[Training]:
+    """The invariants of a criterion; one that decodes has more."""
+    return {**CRITERION, **(DECODING_CRITERION if isinstance(criterion, SequenceCriterion) else {})}

@@ -7,7 +7,7 @@ from weights is used after they have changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,10 @@ from torch import Tensor, nn
 
 from seqgen.addons.checks import search, stepping
 from seqgen.addons.checks.checking import (
-    Advice,
     Invariants,
-    Outcome,
     Violation,
-    Wrong,
-    check_all,
     hooked,
     needs,
-    read_advice,
     require,
 )
 from seqgen.addons.checks.subject import LENGTHS, Subject
@@ -320,37 +315,3 @@ SEARCH: Invariants[Subject] = {
     "search: scorer = generator": search.scorer_equals_generator,
     "search: [m, m] = m": partial(search.ensemble_of_itself, what="an ensemble with itself differs"),
 }
-
-
-def check(subject: Subject) -> Iterator[Outcome]:
-    """Check all invariants.
-
-    Args:
-        subject: the model.
-
-    Yields:
-        What was found, for each invariant.
-    """
-    if subject.cache is not None:  # all else is about the model, or its values are exact
-        yield from check_all(STEPPING, subject)
-        return
-    yield from check_all(PASSES | STEPPING | WEIGHTS, subject)
-    yield from check_all(SEARCH, subject.peaked or subject)
-
-
-def _cache_or_rounding(subject: Subject, wrong: Wrong) -> str | None:
-    if subject.cache is not None:
-        return (
-            f"{subject.cache.__name__} does not return the keys and values that it was given, in their rows and at "
-            "their positions; if it rounds them on purpose, give a larger tolerance"
-        )
-    if not all(0 < violation.difference < 1e-5 for violation in wrong.values()):
-        return None
-    return (
-        "the differences have the size of rounding: a part of the model computes in float32 or lower; compute in the "
-        "dtype of the weights, or give a larger tolerance"
-    )
-
-
-MODEL_ADVICE: Advice[Subject] = read_advice("model", cache_or_rounding=_cache_or_rounding)
-"""Causes of violations of a model."""

@@ -250,7 +250,8 @@ def batches_that_join(subject: Subject, beam_indirection: bool | None = None) ->
 
 def start_offsets(subject: Subject) -> None:
     """Columns before the start offset of a sentence are masked, and do not count as positions."""
-    needs(subject.reads_start_offsets, "the decoder does not read start offsets (can_merge)")
+    reads = subject.decoder.can_merge and not subject.is_language_model  # which counts all columns
+    needs(reads, "the decoder does not read start offsets (can_merge)")
     decoder, starts = subject.decoder, [0, 2, 3, 1]
     batch = subject.inputs(target_length=9, rows_per_sentence=BEAM)
     encoder_out = subject.encode(batch)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.addons.checks.checking import Advice, Compared, Invariants, Violation, needs, read_advice, require
+from seqgen.addons.checks.checking import Compared, Invariants, Violation, needs, read_advice, require
 from seqgen.data.pair_dataset import Dataset
 from seqgen.extend import ConfigError, EncoderDecoderModel, Example, PairDataset, Task
 
@@ -30,6 +30,7 @@ class Prepared(Compared):
         split: the split whose examples are looked at; another one than the training data, if there is one.
     """
 
+    advice = read_advice("task")
     task: Task
     again: Callable[[], Task]
     model: EncoderDecoderModel
@@ -207,6 +208,3 @@ TASK: Invariants[Prepared] = {
     "restored task = task": task_is_restored,
 }
 """The invariants of a task."""
-
-TASK_ADVICE: Advice[Prepared] = read_advice("task")
-"""Causes of violations of a task; the other violations say themselves what is wrong."""

@@ -67,7 +67,10 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        _check_traceable(decoding)
+        if not share_vocabulary(decoding.members):
+            raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
+        if not has_steps(setup.search):
+            raise ConfigError(_no_steps(_called(setup.search)))
         if (splitter := decoding.stages.splitter) is not None:
             given = f"generation.{splitter.key}={getattr(decoding.cfg, splitter.key)}"
             raise ConfigError(f"lines that {given} splits cannot be traced; give sentences")
@@ -226,19 +229,6 @@ class TraceWriter:
             self._file.write(line)
 
 
-def _check_traceable(decoding: TextDecoding) -> None:
-    """Refuse a strategy whose loop is not that of ``Session``.
-
-    Raises:
-        ConfigError: names it.
-    """
-    search = decoding.generator.setup.search
-    if not share_vocabulary(decoding.members):
-        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    if not has_steps(search):
-        raise ConfigError(_no_steps(_called(search)))
-
-
 def _no_steps(name: str) -> str:
     return f"{name} has a loop of its own, whose steps cannot be traced; remove trace, or choose another search"
 
@@ -250,13 +240,10 @@ def _called(search: Search) -> str:
 
 
 def _hypothesis(item: TextHypothesis, width: int) -> TracedOutput:
-    scores = item.positional_scores.tolist()
-    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), _rows(item.attention, width))
-
-
-def _rows(attention: Tensor | None, width: int) -> Sequence[Sequence[float]] | None:
-    """The attention over the source tokens; ``None`` for attention over something else, such as features."""
-    return None if attention is None or attention.size(1) != width else attention.tolist()
+    scores, attention = item.positional_scores.tolist(), item.attention
+    # attention over something else than the source tokens, such as features, is left out
+    rows = None if attention is None or attention.size(1) != width else attention.tolist()
+    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), rows)
 
 
 Wanted = tuple[InputLine, Tensor]
