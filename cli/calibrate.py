@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy
 
-from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
+from seqgen.cli.command import Arguments, log, run
 from seqgen.cli.output import check_output, write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
+from seqgen.cli.referenced_text import ReferencedTextConfig, read_referenced_text
 from seqgen.config import option
 from seqgen.config.settings import given_settings
 from seqgen.core.errors import ConfigError, DataError
@@ -30,7 +28,6 @@ from seqgen.text.confidence.calibration import (
 )
 from seqgen.text.confidence.report import PICTURES, ConfidenceReport
 from seqgen.text.reranking import Matrix, Utility
-from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a text that has references, and fits the probability that an output is good enough, for
 seqgen-generate generation.confidence=FILE. With generation.confidence=FILE, it reports how good this calibration is for
@@ -75,20 +72,17 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     _check_keys(cfg)
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
-    task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
-    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), **given_settings(cfg, overrides))
+    text = read_referenced_text(cfg)
+    translator = text.translator(**given_settings(cfg, overrides))
     names = list(dict.fromkeys(cfg.generation.quality_features)) or FEATURES
     decoding = translator.prepare(quality_features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:
         log(note)
-    target = task.target_tokenizer
+    target = translator.task.target_tokenizer
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = build(UTILITIES, cfg.metric, Utility, decoding.cfg, resources)
-    log(f"decoding {len(lines)} lines ...")
-    found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
+    log(f"decoding {len(text.lines)} lines ...")
+    found = measured(decoding.translate(text.lines, text.prefixes), text.references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
     mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
@@ -114,7 +108,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
 
 def _check_keys(cfg: CalibrateConfig) -> None:
     """Check before the models are loaded that no key is missing or without effect."""
-    check_text(cfg)
+    cfg.check()
     for package in ("sklearn", "matplotlib"):
         if find_spec(package) is None:
             raise ConfigError("seqgen-calibrate needs two packages: pip install scikit-learn matplotlib")

@@ -26,7 +26,7 @@ from seqgen.data.table import is_table
 from seqgen.data.tokenizers.base import SPACE
 from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 from seqgen.task import Task
-from seqgen.text.output_formats import wanted_details
+from seqgen.text.output_formats import BUILT_IN, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -174,7 +174,7 @@ def prepare_decoding(
     used = {"nbest": cfg.trace, "top_tokens": decoding.cfg.quality_features or decoding.cfg.confidence}
     for key, (what, formats) in WRITTEN.items():
         value = getattr(decoding.cfg, key)
-        if value != DEFAULTS[key] and cfg.format not in formats and not used.get(key):
+        if value != DEFAULTS[key] and cfg.format not in formats and cfg.format in BUILT_IN and not used.get(key):
             note(f"generation.{key}={value_text(value)}: format={cfg.format} writes {what}; choose {formats}")
     return loaded, decoding
 

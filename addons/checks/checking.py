@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from seqgen.core.contract import ContractError
+from seqgen.extend import ContractError
 from seqgen.system.error_messages import missing
 
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from seqgen.extend import UserError
-from seqgen.system.processes import STOPPING, end_with
+from seqgen.extend import STOPPING, UserError, end_with
 
 
 @contextmanager

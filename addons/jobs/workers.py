@@ -21,8 +21,7 @@ import torch
 
 from seqgen.addons.jobs.processes import Child, answering, receive_sigterm_only, sendable
 from seqgen.config.user_files import import_modules, user_modules
-from seqgen.extend import CheckpointError, ResourceError, UserError
-from seqgen.system.devices import out_of_memory
+from seqgen.extend import CheckpointError, ResourceError, UserError, out_of_memory
 
 NOT_OF_LINES = (CheckpointError, OSError, ImportError)
 """Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""

@@ -18,22 +18,20 @@ from seqgen import __version__
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.config import TraceConfig
-from seqgen.core.session import has_steps
-from seqgen.decoding.agreement.session import AgreementSearch
-from seqgen.decoding.scorer import ScoredTarget
 from seqgen.extend import (
+    DECODING_COMPONENTS,
     ConfigError,
     InputLine,
     Ranking,
+    ScoredTarget,
     Search,
-    SequenceGenerator,
+    TextDecoding,
     TextHypothesis,
     Translation,
     disk_errors,
+    encode_target,
+    has_steps,
 )
-from seqgen.registry import SEARCHES
-from seqgen.text.languages import encode_target
-from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 _TOGETHER = 32
 """Lines whose references are scored together."""
@@ -68,7 +66,7 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        _check_traceable(decoding.generator)
+        _check_traceable(decoding)
         if decoding.splitter is not None:
             raise ConfigError("lines that generation.input_split=sentences splits cannot be traced; give sentences")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
@@ -225,17 +223,18 @@ class TraceWriter:
             self._file.write(line)
 
 
-def _check_traceable(generator: SequenceGenerator) -> None:
+def _check_traceable(decoding: TextDecoding) -> None:
     """Refuse a strategy whose loop is not that of ``Session``.
 
     Raises:
         ConfigError: names it.
     """
-    search = generator.setup.search
-    if isinstance(search, AgreementSearch):
-        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    if not has_steps(search):
-        raise ConfigError(_no_steps(_called(search)))
+    if not has_steps(search := decoding.generator.setup.search):
+        first, *others = (member.task.target_dictionary for member in decoding.members)
+        is_mixed = any(other != first for other in others)
+        raise ConfigError(
+            _no_steps("an ensemble of models with different vocabularies" if is_mixed else _called(search))
+        )
 
 
 def _no_steps(name: str) -> str:
@@ -244,7 +243,8 @@ def _no_steps(name: str) -> str:
 
 def _called(search: Search) -> str:
     """The key, or the class, by which a user knows a search strategy."""
-    names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
+    searches, _ = DECODING_COMPONENTS["search"]
+    names = [entry.name for entry in searches.entries() if entry.component is type(search)]
     return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
 
 
@@ -257,6 +257,9 @@ def _rows(attention: Tensor | None, width: int) -> Sequence[Sequence[float]] | N
     """The attention over the source tokens; ``None`` for attention over something else, such as features."""
     return None if attention is None or attention.size(1) != width else attention.tolist()
 
+
+SCORED_TOKENS = 1024
+"""Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
 Wanted = tuple[InputLine, Tensor]
 """An encoded line, and the ids ``(T,)`` of an output."""
@@ -286,7 +289,7 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted]) -> list[Sco
     cfg = decoding.cfg
     ranking = Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form)
     lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
-    rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
+    rows = max(1, SCORED_TOKENS // max(lengths, default=1))
     for start in range(0, len(outputs), rows):
         some = slice(start, start + rows)
         batch = decoding.batcher.collate(outputs[some], decoding.members)

@@ -6,20 +6,25 @@ import itertools
 import shlex
 from collections.abc import Sequence
 
-from seqgen import Translator
 from seqgen.addons.tuning.trials import Setting, Trial, arguments_of, score_settings
-from seqgen.checkpoints.loading import split_path
-from seqgen.cli.command import Arguments
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
-from seqgen.cli.output import write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
-from seqgen.config.compose import compose
-from seqgen.config.keys import did_you_mean, known_keys
-from seqgen.config.settings import given_settings
-from seqgen.extend import ConfigError, Texts, TextScore, log, nearest, run, set_up_device, split_argument
-from seqgen.metrics import corpus_scores
-from seqgen.registry import DECODING_COMPONENTS
+from seqgen.config import did_you_mean, given_settings, known_keys
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    Arguments,
+    ConfigError,
+    ReferencedTextConfig,
+    Texts,
+    TextScore,
+    compose,
+    corpus_scores,
+    log,
+    nearest,
+    read_referenced_text,
+    run,
+    split_argument,
+    split_path,
+    write_report,
+)
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
 tune.KEY=VALUES gives the values of a key; it may be given for several keys, whose combinations are all decoded, and
@@ -59,28 +64,24 @@ def tune(cfg: ReferencedTextConfig, shared: Sequence[str], tuned: Sequence[str])
     values = {
         each: given_settings(compose(ReferencedTextConfig, [*shared, each]), [each]) for each in itertools.chain(*space)
     }
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
-    task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
-    prefixes = prefix_lines(cfg)
+    text = read_referenced_text(cfg)
     # the last one is the setting to compare the others with
     settings: list[Setting] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
 
     def metric(outputs: Sequence[str]) -> TextScore:
-        return corpus_scores([cfg.metric], Texts(outputs, references))[cfg.metric]
+        return corpus_scores([cfg.metric], Texts(outputs, text.references))[cfg.metric]
 
-    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), dtype=cfg.generation.dtype)
+    translator = text.translator(dtype=cfg.generation.dtype)
     given = given_settings(cfg, shared)
     merged = ((one, given | {k: v for each in one for k, v in values[each].items()}) for one in settings)
-    trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
+    trials = score_settings(translator, merged, text.lines, text.prefixes, metric)
     _report(cfg, shared, trials)
 
 
 def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:
     """Check before the models are loaded that no key is missing, misspelt or without effect."""
-    check_text(cfg)
+    cfg.check()
     if not keys:
         raise ConfigError(
             "there is nothing to tune: set tune.KEY=VALUES, such as tune.generation.length_penalty=0.6,1,1.4"

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from seqgen import Translator
-from seqgen.config.compose import MAX_VALUES, sweep_values
-from seqgen.config.settings import ResolvedSettings
+from seqgen.config import ResolvedSettings, sweep_values
 from seqgen.extend import ConfigError, TextScore
 
 logger = logging.getLogger(__name__)
 
 Setting: TypeAlias = tuple[str, ...]
 """The ``key=value`` arguments of the tuned keys; empty for the setting without tuned keys."""
+
+
+MAX_LISTS = 10_000
+"""Maximum number of lists that ``simplex:N`` stands for."""
 
 
 def arguments_of(key: str, text: str, models: int) -> list[str]:
@@ -43,10 +46,10 @@ def _simplex(key: str, text: str, size: int) -> list[str]:
     """All lists of multiples of 1/N that sum to 1; ``simplex:2`` of two elements: [0,1], [0.5,0.5], [1,0]."""
     found = re.fullmatch(r"simplex:([1-9]\d{0,3})", text)
     steps = int(found[1]) if found else 0
-    if not steps or math.comb(steps + size - 1, size - 1) > MAX_VALUES:
+    if not steps or math.comb(steps + size - 1, size - 1) > MAX_LISTS:
         raise ConfigError(
             f"tune.{key}={text}: give simplex:N, for the lists of multiples of 1/N that sum to 1, with an N above 0 "
-            f"and at most {MAX_VALUES} lists"
+            f"and at most {MAX_LISTS} lists"
         )
     shares = itertools.product(range(steps + 1), repeat=size - 1)
     lists = [(*each, steps - sum(each)) for each in shares if sum(each) <= steps]

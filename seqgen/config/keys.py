@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seqgen.config import TrainConfig
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError
 from seqgen.registry import GROUPS
 
@@ -116,7 +116,7 @@ OTHER_NAMES: dict[str, str] = {
     "r": "reference",
     "s": "task.source_lang | source",
     "scoring": "reference",
-    "unnormalized": "generation.normalize_scores=false | normalize_scores=false",
+    "unnormalized": "generation.normalize_scores=false",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
     # as in seqgen-generate

@@ -172,7 +172,7 @@ class InputEncoder:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
             return replace(read, notes=[f"the line is empty, and so is its output{further}"])
-        demanded = list(map(alternatives, phrases))
+        demanded = list(map(split_alternatives, phrases))
         read = self._with_sources(self.read_line(replace(read, demanded=demanded)))
         if not read.sources:
             return replace(read, extras={})
@@ -269,7 +269,7 @@ class InputEncoder:
         return replace(line, prefix_tokens=ids[:longest], notes=notes)
 
 
-def alternatives(phrase: str) -> list[str]:
+def split_alternatives(phrase: str) -> list[str]:
     r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
     texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
     return [text for text in texts if text]
