@@ -20,6 +20,7 @@ from seqgen.checkpoints.model_weights import merged_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, resolve
 from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.command import log, run
+from seqgen.cli.model_formats import KEYS, MODEL_FORMATS, WRITERS, writer_of
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, like, option
@@ -30,7 +31,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.decoding.building import Resources
 from seqgen.decoding.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
-from seqgen.registry import TASKS, import_declared
+from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
 
@@ -66,9 +67,7 @@ class ConvertConfig:
         "folder to write, which must not exist yet; empty to write an average into the first run",
         role="output_path",
     )
-    format: str = option(
-        "run", "what is written", choices=("run", "huggingface", "export", "ctranslate2", "average", "trie")
-    )
+    format: str = option("run", "what is written", choices=MODEL_FORMATS)
     input: str = option(
         "", "with format=trie: the allowed outputs, in a form of generation.allowed_outputs", role="input_path"
     )
@@ -79,30 +78,6 @@ class ConvertConfig:
     name: str = option("average", "with format=average: name of the checkpoint in the first run", role="output_path")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
-
-
-KEYS = {
-    "run": ("source_lang", "target_lang", "reading"),
-    "huggingface": ("reading",),
-    "export": ("opset", "reading"),
-    "ctranslate2": ("reading",),
-    "average": ("last", "name"),
-    "trie": ("input", "reading"),
-}
-"""By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``."""
-
-WRITERS = {"export": "seqgen.addons.export.onnx", "ctranslate2": "seqgen.addons.export.ctranslate2"}
-"""By the value of ``format`` the module that writes it: ``check_installed()`` raises if a package is missing,
-and ``write(cfg, loaded)`` writes a model and prints what it wrote."""
-
-
-def writer_of(form: str) -> Any:
-    """The module that writes a format.
-
-    Raises:
-        ConfigError: it belongs to an add-on that is not installed.
-    """
-    return import_declared(WRITERS[form], f"format={form}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -174,7 +149,7 @@ def _check_keys(cfg: ConvertConfig) -> None:
             raise ConfigError(f"output is missing: set output=FOLDER, the {cfg.format} folder to write")
     if cfg.output and Path(cfg.output).exists():
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
-    if cfg.format in ("huggingface", "export", "ctranslate2", "trie"):
+    if cfg.format in ("huggingface", "trie", *WRITERS):
         check_output("output", cfg.output, cfg.input)
     if cfg.format in WRITERS:
         writer_of(cfg.format).check_installed()

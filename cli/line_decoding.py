@@ -27,7 +27,7 @@ from seqgen.data.tokenizers.base import SPACE
 from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 from seqgen.task import Task
 from seqgen.text.line_stages import check_stages
-from seqgen.text.output_formats import wanted_details
+from seqgen.text.output_formats import BUILT_IN, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -169,8 +169,10 @@ def prepare_decoding(
     used = {"nbest": cfg.trace}
     for key, written in (WRITTEN | decoding.stages.written).items():
         value = getattr(decoding.cfg, key)
-        if written is not None and value != DEFAULTS[key] and cfg.format not in written[1] and not used.get(key):
-            what, formats = written
+        if written is None or value == DEFAULTS[key] or cfg.format not in BUILT_IN or used.get(key):
+            continue
+        what, formats = written
+        if cfg.format not in formats:
             note(f"generation.{key}={value_text(value)}: format={cfg.format} writes {what}; choose {formats}")
     return loaded, decoding
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from seqgen.core.contract import ContractError
+from seqgen.extend import ContractError, parse_yaml
 from seqgen.system.error_messages import missing
-from seqgen.system.reading import parse_yaml
 
 
 class Violation(Exception):

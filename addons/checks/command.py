@@ -18,20 +18,15 @@ from seqgen.addons.checks import kinds
 from seqgen.addons.checks.checking import Compared, Outcome, Raised, causes, check as check_invariants, failed
 from seqgen.addons.checks.kinds import KINDS
 from seqgen.cli.command import INFORMING
-from seqgen.cli.help import WIDTH
-from seqgen.cli.keys import CONFIG_KEY
-from seqgen.config import SINGLE_COMPONENTS, option
-from seqgen.config.values import text_list, text_values
-from seqgen.extend import ConfigError, log, nearest, run, set_up_device, split_argument
-from seqgen.registry import DECODING_COMPONENTS
-from seqgen.system.error_messages import printable
+from seqgen.config import SINGLE_COMPONENTS, option, text_list, text_values
+from seqgen.extend import DECODING_COMPONENTS, ConfigError, log, nearest, printable, run, set_up_device, split_argument
 
 HOW = """in float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that
 differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails, 2 if what is
 checked cannot be built."""
 
-COLUMN = 20
-"""Column in which the description of a check begins in ``--help``."""
+COLUMN, WIDTH = 20, 80
+"""Column in which the description of a check begins in ``--help``, and the width of the text."""
 
 FIXED = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
 """Keys of ``generation`` that the checks set themselves."""
@@ -125,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         others = [kind for kind in found if kind not in ("path", "model")]
         if len(others) > 1:
             _fail(f"{others[0]} and {others[1]} are two components; check them one at a time")
-        if found or CONFIG_KEY in given or {*INFORMING} & {*arguments}:
+        if found or "config" in given or {*INFORMING} & {*arguments}:
             _run(found[0] if found else "model", [name, *arguments])
     meant = nearest(name.partition("=")[0], CHECKS)
     wrong = f"there is no check {name!r}{meant}" if name else "the check is missing"

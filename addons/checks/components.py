@@ -22,15 +22,12 @@ from seqgen.addons.checks.checking import Invariants, NotApplicableError, Violat
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import SOURCES, Decoding
 from seqgen.config import FastConfig
-from seqgen.core.combinations import combine
-from seqgen.core.component import Composite
-from seqgen.core.processors import apply_all
-from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.extend import (
     Batch,
     Candidates,
     Combination,
     Component,
+    Composite,
     ConfigError,
     DecodingError,
     Hypothesis,
@@ -39,7 +36,10 @@ from seqgen.extend import (
     Search,
     Session,
     StepContext,
+    apply_all,
+    combine,
     gather_beams,
+    generate_continuously,
     pad_rows,
 )
 

@@ -26,11 +26,8 @@ from seqgen.addons.checks.checking import (
 )
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import Ids
-from seqgen.config import GenerationConfig, keys_tagged
-from seqgen.config.options import KEEPS_SCORES
-from seqgen.core.structures import tensors_in
-from seqgen.extend import Batch, EncoderDecoderModel, SequenceCriterion
-from seqgen.training.criteria import TrainingContext
+from seqgen.config import KEEPS_SCORES, GenerationConfig, keys_tagged
+from seqgen.extend import Batch, EncoderDecoderModel, SequenceCriterion, TrainingContext, tensors_in
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""

@@ -21,6 +21,8 @@ from seqgen.addons.checks.subject import Decoding, Ids, Subject, randomize_, tin
 from seqgen.addons.checks.tasks import TASK, Prepared
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.extend import (
+    DECODING_COMPONENTS,
+    GROUPS,
     MODELS,
     Combination,
     Component,
@@ -30,14 +32,13 @@ from seqgen.extend import (
     EncoderDecoderModel,
     KeyValueCache,
     MultiheadAttention,
+    PromptTask,
     Search,
     Task,
     UserError,
     WhitespaceTokenizer,
     nearest,
 )
-from seqgen.registry import CRITERIA, DECODING_COMPONENTS, TASKS
-from seqgen.task import PromptTask
 
 Note = Callable[[str], None]
 """Shows a note to the user."""
@@ -346,7 +347,7 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     """
     words = tiny_dictionary()
     model = randomize_(new_model(cfg.model or small_transformer(), words))
-    component: Any = CRITERIA.of(cfg.criterion).component
+    component: Any = GROUPS["criterion"].of(cfg.criterion).component
     what = "criterion cannot be built from its keys and a task"
     with _building(what, "correct its __init__"):
         tokenizer = WhitespaceTokenizer(words)
@@ -375,11 +376,11 @@ def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
     Raises:
         UserError: the task cannot be made, or its data cannot be read.
     """
-    component: Any = TASKS.of(cfg.task).component
+    entry = GROUPS["task"].of(cfg.task)
+    component: Any = entry.component
     if issubclass(component, DecodingTask):
         raise ConfigError(
-            f"task={TASKS.of(cfg.task).name} is for decoding and has no data to check; choose another task, such as "
-            "task=translation"
+            f"task={entry.name} is for decoding and has no data to check; choose another task, such as task=translation"
         )
 
     def make() -> Task:

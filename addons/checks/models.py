@@ -23,8 +23,7 @@ from seqgen.addons.checks.checking import (
     require,
 )
 from seqgen.addons.checks.subject import LENGTHS, Subject
-from seqgen.extend import EncoderDecoderModel
-from seqgen.modules.dropout import LayerDropList
+from seqgen.extend import EncoderDecoderModel, LayerDropList
 
 _LEAST = 1e-9
 """A token is read if changing it changes a logit by more than this."""

@@ -13,7 +13,6 @@ from seqgen.addons.checks.checking import Invariants, Violation, at, holds, need
 from seqgen.addons.checks.components import SHARED, scores_depend_on_the_hypothesis_alone
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import LONGEST, SOURCES, Decoding
-from seqgen.core.search import choose_candidates
 from seqgen.extend import (
     Batch,
     Candidates,
@@ -24,6 +23,7 @@ from seqgen.extend import (
     Scores,
     Session,
     StepContext,
+    choose_candidates,
 )
 
 

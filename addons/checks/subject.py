@@ -13,11 +13,11 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, Wrong, needs, read_advice
 from seqgen.config import FastConfig, GenerationConfig
-from seqgen.core.component import Composite, Phrases
-from seqgen.data.pair_dataset import collate
 from seqgen.extend import (
+    DECODING_COMPONENTS,
     Batch,
     Component,
+    Composite,
     ConfigError,
     DecodingRequest,
     DecodingSetup,
@@ -26,14 +26,15 @@ from seqgen.extend import (
     EncoderOut,
     Hypothesis,
     IncrementalDecoder,
+    LanguageModel,
+    Phrases,
     SequenceGenerator,
     Session,
     Tokenizer,
     WhitespaceTokenizer,
     build_setup,
+    collate,
 )
-from seqgen.modules.language_model import LanguageModel
-from seqgen.registry import DECODING_COMPONENTS
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """The largest difference of two logits that counts as equal."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.addons.checks.checking import Compared, Invariants, Violation, needs, read_advice, require
-from seqgen.data.pair_dataset import Dataset
-from seqgen.extend import ConfigError, EncoderDecoderModel, Example, PairDataset, Task
+from seqgen.extend import ConfigError, Dataset, EncoderDecoderModel, Example, PairDataset, Task
 
 MOST = 40
 """Number of examples or lines that an invariant looks at."""

@@ -9,10 +9,7 @@ from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
 from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
-from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.commands import tool
-from seqgen.cli.output import write_report
 from seqgen.config import option
 from seqgen.extend import (
     ConfigError,
@@ -20,11 +17,14 @@ from seqgen.extend import (
     check_output,
     load_pretrained_tokenizer,
     load_tokenizer,
+    local_path,
     log,
+    printable,
     run,
+    run_folder,
     write_atomically,
+    write_report,
 )
-from seqgen.system.error_messages import printable
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a

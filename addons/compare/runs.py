@@ -15,16 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.addons.compare.document import WIDTH, table_text
-from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
-from seqgen.checkpoints.run_config import CONFIG_FILE
 from seqgen.cli.provenance import read_sessions, recorded_data
-from seqgen.config import TrainConfig
-from seqgen.config.values import value_text
-from seqgen.extend import ConfigError, DataError, flatten, log, nearest, parse_json, read_bytes, to_dict
-from seqgen.registry import GROUPS
-from seqgen.system.progress import clock
-from seqgen.system.reading import open_regular, parse_yaml, similar_path
+from seqgen.config import TrainConfig, value_text
+from seqgen.extend import (
+    GROUPS,
+    ConfigError,
+    DataError,
+    clock,
+    flatten,
+    log,
+    nearest,
+    open_regular,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    similar_path,
+    to_dict,
+)
 from seqgen.training.run_log import LOG, SCORES, lower_is_better
+
+CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
+"""What training writes into a run folder, besides its log and its scores."""
 
 DEPTH = 2
 """Depth of folders in which runs are looked for."""
@@ -71,6 +82,10 @@ class Run:
     curves: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def data(self, split: str) -> str:
+        """The hash of a split's files when training was started last; empty if not known."""
+        return recorded_data(self.sessions, split)
 
 
 def find_runs(folders: Sequence[str]) -> list[Path]:
@@ -388,7 +403,7 @@ def _differing_sessions(runs: Sequence[Run]) -> dict[str, list[str]]:
     last = [run.sessions[-1] if run.sessions else {} for run in runs]
     found = {name: [str(one.get(name, MISSING)) for one in last] for name in ("seqgen", "torch", "python")}
     for split in SPLITS:
-        found[f"data of {split}"] = [recorded_data(run.sessions, split)[:12] or MISSING for run in runs]
+        found[f"data of {split}"] = [run.data(split)[:12] or MISSING for run in runs]
     return {name: values for name, values in found.items() if len({*values} - {MISSING}) > 1}
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from seqgen.extend import ConfigError, Texts, TextScore
-from seqgen.metrics import corpus_metric
+from seqgen.extend import ConfigError, Texts, TextScore, corpus_metric
 
 SEED = "SACREBLEU_SEED"
 """The environment variable from which sacreBLEU's tests read their seed."""

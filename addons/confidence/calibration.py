@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from seqgen.addons.confidence.options import ConfidenceOptions
-from seqgen.config import FILES, INPUT, SPEED, GenerationConfig, keys_tagged, option
-from seqgen.config.values import DEFAULTS, from_dict
+from seqgen.config import FILES, INPUT, SPEED, GenerationConfig, from_dict, keys_tagged, option
+from seqgen.config.values import DEFAULTS
 from seqgen.core.errors import listing
 from seqgen.data.text import digest
 from seqgen.extend import (
@@ -33,10 +33,10 @@ from seqgen.extend import (
     Utility,
     parse_json,
     read_bytes,
+    reading_errors,
     to_dict,
     write_atomically,
 )
-from seqgen.system.error_messages import reading_errors
 from seqgen.system.reading import unique_keys
 from seqgen.text.reranking import compared
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy
 
-from seqgen import Translator
 from seqgen.addons.confidence.calibration import (
     Calibration,
     Measured,
@@ -20,23 +19,20 @@ from seqgen.addons.confidence.calibration import (
     weights_fingerprint,
 )
 from seqgen.addons.confidence.report import PICTURES, ConfidenceReport
-from seqgen.cli.command import Arguments
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
-from seqgen.cli.output import write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
-from seqgen.config import INPUT, keys_tagged, option
-from seqgen.config.settings import given_settings
+from seqgen.config import INPUT, given_settings, keys_tagged, option
 from seqgen.extend import (
+    Arguments,
     ConfigError,
     DataError,
     Matrix,
+    ReferencedTextConfig,
     Resources,
     check_output,
     log,
+    read_referenced_text,
     run,
-    set_up_device,
     utility_from_config,
+    write_report,
 )
 
 DESCRIPTION = """decodes a text that has references, and fits the probability that an output is good enough, for
@@ -82,20 +78,17 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     _check_keys(cfg)
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
-    task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
-    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), **given_settings(cfg, overrides))
+    text = read_referenced_text(cfg)
+    translator = text.translator(**given_settings(cfg, overrides))
     names = list(dict.fromkeys(cfg.generation.quality_features)) or FEATURES
     decoding = translator.prepare(quality_features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:
         log(note)
-    target = task.target_tokenizer
+    target = translator.task.target_tokenizer
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = utility_from_config(replace(decoding.cfg, mbr=cfg.metric), resources)
-    log(f"decoding {len(lines)} lines ...")
-    found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
+    log(f"decoding {len(text.lines)} lines ...")
+    found = measured(decoding.translate(text.lines, text.prefixes), text.references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
     mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
@@ -121,7 +114,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
 
 def _check_keys(cfg: CalibrateConfig) -> None:
     """Check before the models are loaded that no key is missing or without effect."""
-    check_text(cfg)
+    cfg.check()
     for package in ("sklearn", "matplotlib"):
         if find_spec(package) is None:
             raise ConfigError("seqgen-calibrate needs two packages: pip install scikit-learn matplotlib")

@@ -9,9 +9,9 @@ from typing import Any
 
 from seqgen.addons.cross_vocabulary.session import AgreementSearch
 from seqgen.addons.cross_vocabulary.vocabulary_trie import MemberTexts
-from seqgen.config import ACROSS_VOCABULARIES, GenerationConfig, keys_tagged
+from seqgen.config import ACROSS_VOCABULARIES, GenerationConfig, ResolvedSettings, keys_tagged
 from seqgen.config.compose import component_config
-from seqgen.config.settings import ResolvedSettings, Settings
+from seqgen.config.settings import Settings
 from seqgen.config.values import DEFAULTS, non_default_values
 from seqgen.decoding.resolution import resolve
 from seqgen.extend import ConfigError, Resources, TextModel

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from seqgen.addons.cuda_graphs.graphs import GRAPHS
 from seqgen.core.errors import listing
-from seqgen.core.incremental_state import IncrementalState, leaves, rows_of_sentences
-from seqgen.core.member import encode, has_features, run_decoder
+from seqgen.core.incremental_state import IncrementalState, leaves
+from seqgen.core.member import encode, run_decoder
 from seqgen.extend import (
     LAYER_LOGITS,
     DecodingSetup,
@@ -38,7 +38,9 @@ from seqgen.extend import (
     MemberOutput,
     PlannedMember,
     Source,
+    has_features,
     map_tensors,
+    rows_of_sentences,
 )
 from seqgen.modules.step_plan import StepPlan, has_hooks
 

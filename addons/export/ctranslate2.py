@@ -20,9 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.data.tokenizers.languages import TargetLanguage
-from seqgen.extend import ConfigError, Dictionary, LoadedModel, MultiheadAttention, TransformerModel, new_folder
-from seqgen.models.t5 import T5Model
+from seqgen.extend import (
+    ConfigError,
+    Dictionary,
+    LoadedModel,
+    MultiheadAttention,
+    T5Model,
+    TargetLanguage,
+    TransformerModel,
+    new_folder,
+)
 
 TOLERANCE = 1e-3
 """The largest difference of a log-probability, above which nothing is written."""

@@ -36,14 +36,14 @@ from seqgen.extend import (
     IncrementalDecoder,
     KeysAndValues,
     LoadedModel,
+    MergedAttention,
     MultiheadAttention,
     StateDict,
     StatefulModule,
+    StaticCache,
     new_folder,
     write_atomically,
 )
-from seqgen.modules.kv_cache.growing import StaticCache
-from seqgen.modules.multihead_attention import MergedAttention
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 
 ROWS, SOURCE, SEEN = "rows", "source", "seen"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import CONSTRAINED, CONSTRAINS, FILES, NOT_IN_TRAINING, decoding_key
+from seqgen.config import FILES, decoding_key
+from seqgen.config.options import CONSTRAINED, CONSTRAINS, NOT_IN_TRAINING
 
 
 @dataclass

@@ -21,8 +21,6 @@ from seqgen.addons.jobs.job import Job, JobStopped, Stop
 from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, find_source, plan_parts
 from seqgen.addons.jobs.workers import Answers, Workers
-from seqgen.checkpoints.serialization import fingerprint
-from seqgen.cli.command import import_plugins
 from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
@@ -34,29 +32,35 @@ from seqgen.cli.line_decoding import (
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import SPEED, GenerateConfig, keys_tagged
-from seqgen.data.text import is_pipe
-from seqgen.data.token_store import available_cores
 from seqgen.extend import (
+    FORMATS,
     ConfigError,
+    LineProgress,
     Translation,
     UserError,
+    available_cores,
     check_output,
     disk_errors,
+    duration,
+    fingerprint,
+    import_plugins,
+    is_pipe,
     log,
     new_file,
+    remove_leftovers,
+    run_lock,
     set_up_device,
     split_argument,
     to_dict,
 )
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
-from seqgen.system.files import remove_leftovers, run_lock
-from seqgen.system.progress import LineProgress, duration
 from seqgen.text.line_stages import summaries
-from seqgen.text.output_formats import FORMATS
-from seqgen.text.text_decoding import BUFFER_SIZE
 
 FAILED_LINES = 3
 """Exit code of a job that is done, but in which lines have failed."""
+
+PIECE_LINES = 4096
+"""Number of lines that a worker gets at a time if ``generation.buffer_size`` is 0."""
 
 
 def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[str]) -> int:
@@ -107,7 +111,7 @@ def _run(
     plan = plan_parts(source, cfg.job.part_lines, stop.check)
     read = {**models, **files}
     folder.open(manifest_of(_settings(cfg, given), read, cfg.job.part_lines, plan, versions()), plan.parts)
-    piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
+    piece_lines = cfg.generation.buffer_size or PIECE_LINES
     job = Job(folder, source, plan, fingerprint(read), piece_lines, log, stop.check)
     before = folder.lines
     if before:

@@ -24,8 +24,19 @@ from typing import IO, Any
 
 from seqgen.addons.jobs.source import Part, Plan
 from seqgen.addons.jobs.workers import Answers, Failure
-from seqgen.extend import ConfigError, DataError, disk_errors, new_file, parse_json, read_bytes, shown, write_atomically
-from seqgen.system.files import open_own, remove_leftovers, sync
+from seqgen.extend import (
+    ConfigError,
+    DataError,
+    disk_errors,
+    new_file,
+    open_own,
+    parse_json,
+    read_bytes,
+    remove_leftovers,
+    shown,
+    sync,
+    write_atomically,
+)
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "seqgen-job", 1

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from seqgen.addons.jobs.workers import STARTS, Builder, Decoding, Died, Event, Piece, Ready, Workers
-from seqgen.system.processes import STOPPING, end_with
+from seqgen.extend import STOPPING, end_with
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.data.parquet import check_text, read_column
-from seqgen.data.text import decode_line, read_chunks
-from seqgen.extend import DataError, find_files, parse_json, shown
+from seqgen.data.parquet import check_text
+from seqgen.extend import DataError, decode_line, find_files, parse_json, read_chunks, read_column, shown
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """The format of a file by the end of its name, before ``.gz``; all other files are text."""

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 
 from seqgen.config.user_files import import_modules, user_modules
-from seqgen.extend import CheckpointError, ResourceError, UserError
-from seqgen.system.devices import out_of_memory
+from seqgen.extend import CheckpointError, ResourceError, UserError, out_of_memory
 
 NOT_OF_LINES = (CheckpointError, OSError, ImportError)
 """Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.core.finished import FirstFinished
-from seqgen.extend import BatchInfo, BeamSearch, Candidates, FinishedHypotheses, Ranking, register_search
+from seqgen.extend import BatchInfo, BeamSearch, Candidates, FinishedHypotheses, FirstFinished, Ranking, register_search
 
 
 @register_search("marian")

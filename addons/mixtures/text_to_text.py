@@ -8,36 +8,37 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.config import option
-from seqgen.config.values import from_dict
-from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
-from seqgen.data.record_lines import (
+from seqgen.config import from_dict, option
+from seqgen.extend import (
+    SPLITS,
+    AddedTokens,
+    ConfigError,
+    JoinedDataset,
     JsonFormat,
+    PairDataset,
     PlainFormat,
+    RawTextConfig,
+    RawTextTask,
     RecordFormat,
     Records,
-    Template,
-    TsvFormat,
-    is_json,
-    read_fields,
-    read_header,
-)
-from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.extend import (
-    ConfigError,
-    PairDataset,
     Side,
+    Template,
     Tokenizer,
+    TsvFormat,
     check_split,
     find_files,
     find_parallel,
+    is_json,
+    missing_split,
+    mixing_rates,
+    parse_yaml,
     read_bytes,
+    read_fields,
+    read_header,
     register_task,
     write_atomically,
 )
 from seqgen.system.files import is_frozen
-from seqgen.system.reading import parse_yaml
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, missing_split
 
 
 @dataclass

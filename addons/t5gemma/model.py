@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.structures import Segments
-from seqgen.data.vocabularies import embedding_sizes
 from seqgen.extend import (
+    ACTIVATIONS,
     ConfigError,
     Dropout,
     Encoder,
@@ -21,19 +20,21 @@ from seqgen.extend import (
     IncrementalDecoder,
     Linear,
     MultiheadAttention,
+    ProjectedOutput,
     QueryPositions,
     RMSNorm,
     RotaryPositions,
+    Rotation,
+    Segments,
     StateDict,
     Vocabularies,
+    embedding_sizes,
+    padding_mask_of,
     register_model,
+    segment_mask,
     shown,
+    soft_capped,
 )
-from seqgen.modules.attention import soft_capped
-from seqgen.modules.masks import padding_mask_of, segment_mask
-from seqgen.modules.positions import Rotation
-from seqgen.modules.projected_output import ProjectedOutput
-from seqgen.modules.transformer_layer import ACTIVATIONS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers: self-attention to a window of positions, or to all."""

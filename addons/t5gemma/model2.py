@@ -22,10 +22,16 @@ from seqgen.addons.t5gemma.model import (
     T5GemmaModel,
 )
 from seqgen.config import option
-from seqgen.data.vocabularies import check_joined
-from seqgen.extend import ConfigError, RMSNorm, RotaryPositions, Vocabularies, register_model
-from seqgen.modules.multihead_attention import MergedAttention
-from seqgen.modules.positions import Rotation
+from seqgen.extend import (
+    ConfigError,
+    MergedAttention,
+    RMSNorm,
+    RotaryPositions,
+    Rotation,
+    Vocabularies,
+    check_joined,
+    register_model,
+)
 
 PATTERN = 6
 """Every sixth layer attends to all positions, unless a configuration names the types of layers."""

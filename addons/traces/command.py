@@ -21,29 +21,37 @@ from seqgen.addons.traces.difference import (
     first_difference,
     keys_of_difference,
 )
-from seqgen.cli.command import Arguments
 from seqgen.cli.commands import tool
-from seqgen.cli.line_decoding import check_plain_text
-from seqgen.cli.output import write_report
-from seqgen.config import INPUT, CommonConfig, FastConfig, GenerationConfig, ReadingConfig, keys_tagged, option
-from seqgen.config.compose import compose
-from seqgen.config.settings import given_settings
-from seqgen.config.values import value_text
-from seqgen.data.text import stream_lines
+from seqgen.config import (
+    INPUT,
+    CommonConfig,
+    FastConfig,
+    GenerationConfig,
+    ReadingConfig,
+    given_settings,
+    keys_tagged,
+    option,
+    value_text,
+)
 from seqgen.extend import (
+    DECODING_COMPONENTS,
+    Arguments,
     CheckpointError,
     ConfigError,
     check_output,
+    check_plain_text,
+    compose,
     log,
     nearest,
+    printable,
     read_lines,
     run,
     set_up_device,
     split_argument,
+    stream_lines,
+    with_prefixes,
+    write_report,
 )
-from seqgen.registry import DECODING_COMPONENTS
-from seqgen.system.error_messages import printable
-from seqgen.text.input_line import with_prefixes
 
 DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints their scores, and keys, versions and data that
 differ. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes differ,

@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 from seqgen import Translator
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import StepTrace, TracedSteps
-from seqgen.config import TraceConfig
-from seqgen.config.settings import ResolvedSettings
-from seqgen.core.session import has_steps
-from seqgen.extend import ConfigError, Dictionary, TextHypothesis, TextModel, UserError
+from seqgen.config import ResolvedSettings, TraceConfig
+from seqgen.extend import ConfigError, Dictionary, TextHypothesis, TextModel, UserError, has_steps
 
 Lines: TypeAlias = Mapping[int, tuple[str, str]]
 """Consecutive lines of the input by their number, from 0: each with the forced beginning of its output."""

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.addons.traces.records import FORMAT, VERSION, Damaged, SentenceTrace, TraceHeader, read
-from seqgen.extend import ConfigError, DataError, parse_json
-from seqgen.system.reading import MAX_BYTES, open_regular
+from seqgen.extend import ConfigError, DataError, open_regular, parse_json
+
+MAX_BYTES = 1 << 28
+"""Maximum bytes of a line."""
 
 _RATIO, _SMALL = 100, 1 << 22
 """Maximum ratio of the unpacked to the packed size of a ``.gz`` trace larger than the second number of bytes; real

@@ -18,20 +18,20 @@ from seqgen import __version__
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.config import TraceConfig
-from seqgen.core.session import has_steps
-from seqgen.decoding.scorer import ScoredTarget
 from seqgen.extend import (
+    DECODING_COMPONENTS,
     ConfigError,
     InputLine,
     Ranking,
+    ScoredTarget,
     Search,
+    TextDecoding,
     TextHypothesis,
     Translation,
     disk_errors,
+    encode_target,
+    has_steps,
 )
-from seqgen.registry import SEARCHES
-from seqgen.text.languages import encode_target
-from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 from seqgen.text.vocabularies import share_vocabulary
 
 _TOGETHER = 32
@@ -235,7 +235,8 @@ def _no_steps(name: str) -> str:
 
 def _called(search: Search) -> str:
     """The key, or the class, by which a user knows a search strategy."""
-    names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
+    searches, _ = DECODING_COMPONENTS["search"]
+    names = [entry.name for entry in searches.entries() if entry.component is type(search)]
     return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
 
 
@@ -245,6 +246,9 @@ def _hypothesis(item: TextHypothesis, width: int) -> TracedOutput:
     rows = None if attention is None or attention.size(1) != width else attention.tolist()
     return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), rows)
 
+
+SCORED_TOKENS = 1024
+"""Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
 Wanted = tuple[InputLine, Tensor]
 """An encoded line, and the ids ``(T,)`` of an output."""
@@ -274,7 +278,7 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted]) -> list[Sco
     cfg = decoding.cfg
     ranking = Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form)
     lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
-    rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
+    rows = max(1, SCORED_TOKENS // max(lengths, default=1))
     for start in range(0, len(outputs), rows):
         some = slice(start, start + rows)
         batch = decoding.batcher.collate(outputs[some], decoding.members)

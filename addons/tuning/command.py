@@ -9,19 +9,25 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seqgen import Translator
-from seqgen.checkpoints.loading import split_path
-from seqgen.cli.command import Arguments
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
-from seqgen.cli.output import write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
-from seqgen.config.compose import MAX_VALUES, compose, sweep_values
-from seqgen.config.keys import did_you_mean, known_keys
-from seqgen.config.settings import ResolvedSettings, given_settings
-from seqgen.extend import ConfigError, Texts, TextScore, log, nearest, run, set_up_device, split_argument
-from seqgen.metrics import corpus_scores
-from seqgen.registry import DECODING_COMPONENTS
+from seqgen.config import ResolvedSettings, did_you_mean, given_settings, known_keys, sweep_values
+from seqgen.config.compose import MAX_VALUES
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    Arguments,
+    ConfigError,
+    ReferencedTextConfig,
+    Texts,
+    TextScore,
+    compose,
+    corpus_scores,
+    log,
+    nearest,
+    read_referenced_text,
+    run,
+    split_argument,
+    split_path,
+    write_report,
+)
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
 tune.KEY=VALUES gives the values of a key; it may be given for several keys, whose combinations are all decoded, and
@@ -76,15 +82,11 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
     values = {
         each: given_settings(compose(ReferencedTextConfig, [*shared, each]), [each]) for each in itertools.chain(*space)
     }
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
-    task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
-    prefixes = None if (forced := prefix_lines(cfg)) is None else list(forced)
+    text = read_referenced_text(cfg)
     # the last one is the setting to compare the others with
     settings: list[tuple[str, ...]] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
-    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), dtype=cfg.generation.dtype)
+    translator = text.translator(dtype=cfg.generation.dtype)
     given = given_settings(cfg, shared)
     trials, refusal = dict[ResolvedSettings, Trial](), ""
     for setting in settings:
@@ -94,12 +96,12 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
             resolved = translator.resolve(keys)
             if resolved in trials:
                 continue
-            outputs = [found.text for found in translator.prepare(**keys).translate(lines, prefixes)]
+            outputs = [found.text for found in translator.prepare(**keys).translate(text.lines, text.prefixes)]
         except ConfigError as error:
             refusal = str(error)
             log(f"left out: {name}: {refusal}")
             continue
-        score = corpus_scores([cfg.metric], Texts(outputs, references))[cfg.metric]
+        score = corpus_scores([cfg.metric], Texts(outputs, text.references))[cfg.metric]
         trials[resolved] = Trial(setting, score)
         log(f"[{len(trials)}] {name}: {score.value:.2f}")
     if refusal and not any(trial.setting for trial in trials.values()):
@@ -141,7 +143,7 @@ def _simplex(key: str, text: str, size: int) -> list[str]:
 
 def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:
     """Check before the models are loaded that no key is missing, misspelt or without effect."""
-    check_text(cfg)
+    cfg.check()
     if not keys:
         raise ConfigError(
             "there is nothing to tune: set tune.KEY=VALUES, such as tune.generation.length_penalty=0.6,1,1.4"

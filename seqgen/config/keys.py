@@ -12,8 +12,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seqgen.config import TrainConfig
 from seqgen.config.generation import check_installed
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError
 from seqgen.registry import GROUPS
 

@@ -11,10 +11,10 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import KEYS_OF_ADDONS, FastConfig, check_installed, keys_tagged
+from seqgen.config.generation import KEYS_OF_ADDONS, FastConfig, GenerationConfig, check_installed, keys_tagged
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.config.options import Requirement
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,
     "tanh": F.tanh,
 }
+"""The activation functions of feed-forward layers, by the name that keys have for them."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,9 @@ class InputEncoder:
         check_text(prefix, f"the prefix of line {number + 1}")
         rest, languages = self.languages.read(number, line) if line.strip() else (line, LineLanguages())
         text, *phrases = rest.split("\t") if self.cfg.constraints else [rest]
-        return InputLine(number, text, prefix=prefix, languages=languages, demanded=list(map(alternatives, phrases)))
+        return InputLine(
+            number, text, prefix=prefix, languages=languages, demanded=list(map(split_alternatives, phrases))
+        )
 
     def encode(self, line: InputLine) -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
@@ -277,7 +279,7 @@ class InputEncoder:
         return replace(line, prefix_tokens=ids[:longest], notes=notes)
 
 
-def alternatives(phrase: str) -> list[str]:
+def split_alternatives(phrase: str) -> list[str]:
     r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
     texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
     return [text for text in texts if text]

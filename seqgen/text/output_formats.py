@@ -6,9 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from seqgen.config import GenerateConfig
+from seqgen.config.generate import OUTPUT_FORMATS
+from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.resolution import changes_scores
@@ -17,8 +19,10 @@ from seqgen.text.results import Details, TextHypothesis, Translation, alignment_
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 
-Writer = Callable[[Translation], str]
+Writer: TypeAlias = Callable[[Translation], str]
 """From the translation of one input line to the lines that are written."""
+Format: TypeAlias = Callable[[TextDecoding, Sequence[str] | None], Writer]
+F = TypeVar("F", bound=Format)
 
 _SEPARATORS = re.compile("[ \t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 """Characters that separate pieces, fields or, in some programs, lines."""
@@ -198,10 +202,41 @@ def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writ
     return write
 
 
-FORMATS: dict[str, Callable[[TextDecoding, Sequence[str] | None], Writer]] = {
+FORMATS: dict[str, Format] = {
     "text": text_writer,
     "json": json_writer,
     "fairseq": fairseq_writer,
     "tsv": tsv_writer,
 }
 """The formats by name: functions from a prepared decoding, and the references if there are any, to a writer."""
+
+BUILT_IN = frozenset(FORMATS)
+
+
+def register_output_format(name: str) -> Callable[[F], F]:
+    """Add an output format: the value ``name`` of ``format``.
+
+    The decorated function takes the prepared decoding, and the references or ``None``; it returns a ``Writer``::
+
+        @register_output_format("numbered")
+        def numbered(decoding, references):
+            return lambda translation: f"{translation.id}\\t{translation.text}\\n"
+
+    Args:
+        name: its name.
+
+    Returns:
+        The decorator; it returns the function unchanged.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if name in FORMATS:
+        raise ConfigError(f"the output format {name!r} exists; rename yours")
+
+    def decorator(function: F) -> F:
+        FORMATS[name] = function
+        OUTPUT_FORMATS.append(name)
+        return function
+
+    return decorator
