@@ -116,7 +116,7 @@ OTHER_NAMES: dict[str, str] = {
     "r": "reference",
     "s": "task.source_lang | source",
     "scoring": "reference",
-    "unnormalized": "generation.normalize_scores=false | normalize_scores=false",
+    "unnormalized": "generation.normalize_scores=false",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
     # as in seqgen-generate
