@@ -103,13 +103,14 @@ if TYPE_CHECKING:
     from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
     from seqgen.modules.kv_cache.protocol import Attended, KeyValueCache, KeysAndValues
     from seqgen.modules.language_model import LanguageModel
+    from seqgen.modules.layered import LayeredDecoder, LayeredEncoder, LayerStack
     from seqgen.modules.linear import Linear
     from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
     from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
     from seqgen.modules.positions import LearnedPositions, RotaryPositions, Rotation
     from seqgen.modules.projected_output import ProjectedOutput
     from seqgen.modules.rms_norm import RMSNorm
-    from seqgen.modules.transformer_layer import ACTIVATIONS
+    from seqgen.modules.transformer_layer import ACTIVATIONS, AttentionLayer
     from seqgen.registry import (DECODING_COMPONENTS, GROUPS, MODELS, register_combination, register_criterion,
         register_feature, register_logits_processor, register_lr_scheduler, register_member_source, register_model,
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
@@ -190,7 +191,8 @@ __all__ += ["count_ngrams", "encode_target", "expected_utilities", "register_fea
 __all__ += ["register_metric", "register_output_format", "register_reranker", "register_utility"]
 __all__ += ["split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
-__all__ += ["ACTIVATIONS", "MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
+__all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
+__all__ += ["Encoder", "LayerStack", "LayeredDecoder", "LayeredEncoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
 __all__ += ["KeysAndValues", "LanguageModel", "LayerDropList", "LearnedPositions", "Linear", "MergedAttention"]
 __all__ += ["MultiheadAttention", "ProjectedOutput", "QueryPositions", "RMSNorm", "RotaryPositions", "Rotation"]

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
-from typing import Protocol
+from typing import Any
 
 import torch
 
 
-class Graph(Protocol):
-    """A recording of operators, which read and write the same memory at every replay."""
-
-    def warm_up(self) -> AbstractContextManager[None]:
-        """In the ``with`` block, operators run as they will be recorded; libraries allocate what they need."""
-
-    def capture(self) -> AbstractContextManager[None]:
-        """In the ``with`` block, operators are recorded; their outputs are valid after a replay only."""
-
-    def replay(self) -> None:
-        """Run the recorded operators."""
-
-
 class _CUDAGraph:
-    """See ``torch.cuda.CUDAGraph``.
+    """A recording of operators, which read and write the same memory at every replay; see ``torch.cuda.CUDAGraph``.
 
     Each graph has a memory pool of its own: in a pool of several, a replay may overwrite the output of another graph,
     which an ensemble still reads. Random operators are not recorded, so that replays leave the generator alone.
@@ -39,6 +26,7 @@ class _CUDAGraph:
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
+        """In the ``with`` block, operators run as they will be recorded; libraries allocate what they need."""
         # A library that first runs while operators are recorded, such as cuBLAS with its handle and its workspace of
         # this stream, would allocate memory outside of the pool, which is an error, or compare its kernels.
         with torch.cuda.device(self._device):
@@ -52,6 +40,7 @@ class _CUDAGraph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
+        """In the ``with`` block, operators are recorded; their outputs are valid after a replay only."""
         # If the recording fails, torch.cuda.graph stays on its stream; the context around it returns to the old one.
         # Other threads may allocate memory meanwhile, hence thread_local.
         recording = torch.cuda.graph(self._graph, stream=_side_stream(self._device), capture_error_mode="thread_local")
@@ -59,6 +48,7 @@ class _CUDAGraph:
             yield
 
     def replay(self) -> None:
+        """Run the recorded operators."""
         self._graph.replay()
 
 
@@ -68,5 +58,5 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-GRAPHS: dict[str, Callable[[torch.device], Graph]] = {"cuda": _CUDAGraph}
+GRAPHS: dict[str, Callable[[torch.device], Any]] = {"cuda": _CUDAGraph}
 """Makes an empty recording for a device, by the type of the device."""

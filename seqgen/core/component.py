@@ -325,7 +325,7 @@ def fields_of(
     """
     found: dict[str, Tensor] = {}
     for one in with_fields(components):
-        values = check_returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        values: Any = check_returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
         for name, value in values.items():
             if name in found:
                 raise ConfigError(

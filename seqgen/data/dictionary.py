@@ -115,8 +115,7 @@ class Dictionary:
             raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} tokens")
         return self.symbols[index]
 
-    def __getitem__(self, index: int) -> str:
-        return self.symbol(index)
+    __getitem__ = symbol
 
     def __contains__(self, token: object) -> bool:
         return token in self._ids

@@ -129,9 +129,13 @@ class LanguageModelDecoder(IncrementalDecoder):
         tokens = prev_output_tokens[:, seen:]
         new = tokens.size(1)
         if seen == 0:
-            tokens, start_offsets = _after_prompt(tokens, encoder_out)
-            self.column_counter.begin(incremental_state, start_offsets, encoder_out.encoder_padding_mask is not None)
-            offsets = None if encoder_out.encoder_padding_mask is None else start_offsets
+            prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
+            start_offsets = prompts.new_zeros(prompts.size(0)) if mask is None else mask.sum(1)
+            if (beam := tokens.size(0) // prompts.size(0)) > 1:
+                prompts, start_offsets = prompts.repeat_interleave(beam, 0), start_offsets.repeat_interleave(beam)
+            tokens = torch.cat([prompts, tokens[:, 1:]], dim=1)  # the prompt takes the place of the start token
+            self.column_counter.begin(incremental_state, start_offsets, mask is not None)
+            offsets = None if mask is None else start_offsets
         else:
             assert incremental_state is not None
             offsets = self.column_counter.start_offsets(incremental_state)
@@ -182,21 +186,3 @@ class LanguageModel(EncoderDecoderModel):
         """The empty prompt: the first token of each prompt, which is the same for all of them."""
         columns = source.src_tokens.size(1) - source.src_lengths.unsqueeze(1)
         return Source(source.src_tokens.gather(1, columns), torch.ones_like(source.src_lengths))
-
-
-def _after_prompt(tokens: Tensor, encoder_out: EncoderOut) -> tuple[Tensor, Tensor]:
-    """The decoder's input of the first step, and the start offsets of the rows.
-
-    Args:
-        tokens: ``(N, T)`` int64, a start token and generated tokens.
-        encoder_out: prompts ``(N or sentences, P)``.
-
-    Returns:
-        ``(N, P + T - 1)`` int64 and ``(N,)`` int64.
-    """
-    prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
-    beam = tokens.size(0) // prompts.size(0)
-    offsets = prompts.new_zeros(prompts.size(0)) if mask is None else mask.sum(1)
-    if beam > 1:
-        prompts, offsets = prompts.repeat_interleave(beam, 0), offsets.repeat_interleave(beam)
-    return torch.cat([prompts, tokens[:, 1:]], dim=1), offsets
