@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         MEMBER_LPROBS,
         BatchInfo,
         Component,
+        Composite,
+        begin_component,
+        flattened,
     )
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
     from seqgen.core.decoder import Decoder, IncrementalDecoder
@@ -60,15 +63,16 @@ if TYPE_CHECKING:
     from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
     from seqgen.core.model import EncoderDecoderModel
     from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
-    from seqgen.core.processors import LogitsProcessor
+    from seqgen.core.processors import LogitsProcessor, apply_all
     from seqgen.core.rules import StoppingRule
     from seqgen.core.scores import Scores, own_beams
+    from seqgen.core.scoring import Scoring
     from seqgen.core.search import Search
     from seqgen.core.sequence_generator import SequenceGenerator
     from seqgen.core.session import Session
     from seqgen.core.setup import DecodingRequest, DecodingSetup
     from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
-    from seqgen.data.dictionary import Dictionary, VocabularyMap
+    from seqgen.data.dictionary import Dictionary
     from seqgen.data.noising import NoiseTokens, Objective, replace_spans, span_counts, span_mask
     from seqgen.data.pair_dataset import Example, PairDataset, Side, pad_rows
     from seqgen.data.text import ParallelFiles, find_files, find_parallel, read_lines
@@ -89,8 +93,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.options import build_setup
     from seqgen.decoding.planned_member import PlannedMember
     from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
-    from seqgen.decoding.processors.prefix_trie import PrefixConstraint
-    from seqgen.decoding.processors.tokens import Forbid, ForcePrefix
+    from seqgen.decoding.processors.tokens import Forbid, ForcePrefix, PrefixConstraint
     from seqgen.decoding.scorer import SequenceScorer
     from seqgen.decoding.search.constrained import ConstrainedSearch
     from seqgen.decoding.search.diverse import DiverseBeamSearch
@@ -172,14 +175,14 @@ __all__ += ["GenerationConfig", "ReadingConfig", "ResourceError", "TrainConfig",
 __all__ += ["register_options", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
-__all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
-__all__ += ["best_continuations", "gather_beams", "map_tensors"]
+__all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Resources", "StepContext"]
+__all__ += ["StepOutputs", "begin_component", "best_continuations", "flattened", "gather_beams", "map_tensors"]
 # Search strategies
 __all__ += ["TOKEN", "BeamSearch", "ConstrainedSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling"]
 __all__ += ["Search", "draw", "drawn_scores", "own_beams", "register_search", "uniform"]
 # Logits processors
 __all__ += ["Forbid", "ForceEndAtMaximum", "ForcePrefix", "LogitsProcessor", "MinimumLength", "PrefixConstraint"]
-__all__ += ["register_logits_processor"]
+__all__ += ["apply_all", "register_logits_processor"]
 # Combinations and members
 __all__ += ["Combination", "Fusion", "LogProbabilityMean", "MeanConfig", "MemberSource", "MemberSpec"]
 __all__ += ["PlannedMember", "ProbabilityMean", "register_combination", "register_member_source"]
@@ -188,8 +191,8 @@ __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "r
 __all__ += ["register_stopping_rule"]
 # Decoding loops
 __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
-__all__ += ["MemberOutput", "Ranking", "Scores", "SequenceGenerator", "SequenceScorer", "Session", "Streamer"]
-__all__ += ["build_setup", "check_features", "fairseq_generator", "has_features"]
+__all__ += ["MemberOutput", "Ranking", "Scores", "Scoring", "SequenceGenerator", "SequenceScorer", "Session"]
+__all__ += ["Streamer", "build_setup", "check_features", "fairseq_generator", "has_features"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
@@ -207,7 +210,7 @@ __all__ += ["rows_of_parents", "rows_of_sentences", "save_pretrained"]
 # Tasks, data and tokenizers
 __all__ += ["Batch", "Dictionary", "Example", "NoiseTokens", "Objective"]
 __all__ += ["PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "SentencePieceTokenizer"]
-__all__ += ["Side", "Task", "Tokenizer", "TranslationConfig", "TranslationTask", "VocabularyMap"]
+__all__ += ["Side", "Task", "Tokenizer", "TranslationConfig", "TranslationTask"]
 __all__ += ["WhitespaceTokenizer", "cache_folder", "check_split", "find_files", "find_parallel"]
 __all__ += ["load_pretrained_tokenizer", "load_tokenizer", "number_names", "pad_rows", "read_lines", "read_model"]
 __all__ += ["register_task", "register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer"]

@@ -35,7 +35,7 @@ from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.pair_dataset import pad_rows
 from seqgen.decoding.continuous_batching import generate_continuously
 
-WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
+WITHOUT_EFFECT = {"two_stage_candidates", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
 
 SWITCHES = [field.name for field in fields(FastConfig) if field.name not in WITHOUT_EFFECT]

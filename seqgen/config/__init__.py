@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from seqgen.config.options import (
         ACROSS_VOCABULARIES as ACROSS_VOCABULARIES,
         DEFAULT_COMBINATION as DEFAULT_COMBINATION,
+        FILES as FILES,
+        LISTS_OUTPUTS as LISTS_OUTPUTS,
+        MODEL as MODEL,
+        NEEDS_STEPS as NEEDS_STEPS,
+        SCORES_TARGETS as SCORES_TARGETS,
         SPEED as SPEED,
+        WHOLE_LINE as WHOLE_LINE,
+        Requirement as Requirement,
+        decoding_key as decoding_key,
         like as like,
         option as option,
     )

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import TrainConfig
+from seqgen.config.generation import OF_ADDONS
 from seqgen.core.errors import ConfigError
-from seqgen.registry import GROUPS
+from seqgen.registry import GROUPS, MissingAddonError
 
 
 def known_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -57,10 +58,22 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
         owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
     fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
     if last not in fields:
+        check_installed(key)
         raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
     if dataclasses.is_dataclass(getattr(owner, last)):
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
     return owner, fields[last]
+
+
+def check_installed(key: str) -> None:
+    """Refuse a key of an add-on that is not installed.
+
+    Raises:
+        MissingAddonError: it is such a key.
+    """
+    addon = OF_ADDONS.get(key.rpartition(".")[2])
+    if addon is not None:
+        raise MissingAddonError(f"the key {key} belongs to the add-on {addon}, which is not installed")
 
 
 def _hint(config: Any, key: str) -> str:
@@ -116,7 +129,7 @@ OTHER_NAMES: dict[str, str] = {
     "r": "reference",
     "s": "task.source_lang | source",
     "scoring": "reference",
-    "unnormalized": "generation.normalize_scores=false | normalize_scores=false",
+    "unnormalized": "generation.normalize_scores=false",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
     # as in seqgen-generate

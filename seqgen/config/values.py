@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import keys_tagged
-from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
+from seqgen.config.generation import OF_ADDONS, keys_tagged
+from seqgen.config.keys import OTHER_VALUES, check_installed, holds_component, other_names, types_of
 from seqgen.config.options import Requirement
 from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
@@ -317,6 +317,9 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     values = {}
     for key, value in plain.items():
         if key not in fields:
+            if key in OF_ADDONS and not value:
+                continue  # a run has all keys
+            check_installed(f"{prefix}{key}")
             raise ConfigError(
                 f"{where}: unknown key {shown(f'{prefix}{key}')}{nearest(str(key), fields)}; correct or remove it"
             )

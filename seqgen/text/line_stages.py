@@ -27,7 +27,7 @@ LINE_STAGES = Registry("line stage", "line_stage")
 """The line stages that are registered, by name."""
 register_line_stage = LINE_STAGES.register
 
-_DECLARED = {"glossary": "seqgen.addons.glossary.stage"}
+_DECLARED = {"glossary": "seqgen.addons.glossary.stage", "certificate": "seqgen.addons.catalogue.certificate"}
 """By the key of ``generation`` that selects a stage: the module that registers it; only such a key imports it."""
 
 
@@ -170,7 +170,7 @@ class LineStages:
 def _selected(cfg: GenerationConfig) -> Iterator[tuple[str, type[LineStage]]]:
     """The names and classes of the stages that the settings select, in their order."""
     for key, module in _DECLARED.items():
-        if getattr(cfg, key):
+        if getattr(cfg, key, None):
             import_declared(module, f"generation.{key}")
     stages: list[tuple[str, Any]] = [(entry.name, entry.component) for entry in LINE_STAGES.entries()]
     for name, stage in sorted(stages, key=lambda pair: (pair[1].order, pair[0])):

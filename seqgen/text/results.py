@@ -112,8 +112,6 @@ class Translation:
             sentences that of the least certain one. ``None`` for an empty line.
         review: whether a person should read the line (``generation.review_share``, ``generation.review_risk``); of
             several sentences, whether one should be read.
-        bound: with ``generation.certificate``, an upper bound on the score of every output that the search has pruned.
-        exact: with ``generation.certificate``, whether the hypotheses are the best of all allowed outputs.
         extras: values of line stages, by name; each can be read as an attribute, too.
     """
 
@@ -129,8 +127,6 @@ class Translation:
     features: dict[str, float] = field(default_factory=dict)
     confidence: float | None = None
     review: bool | None = None
-    bound: float | None = None
-    exact: bool | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:

@@ -19,8 +19,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources
-from seqgen.decoding.certificate import certificate_of
+from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
@@ -94,7 +93,13 @@ class TextDecoding:
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)
-        resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
+        resources = Resources(
+            *of_text,
+            device=self.device,
+            models=self.members,
+            observers=setup.observers,
+            ensemble=settings.ensemble,
+        )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
         self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)
@@ -112,9 +117,8 @@ class TextDecoding:
         """Scores outputs with the models, without processors and penalties."""
         ensemble, words, cfg = self.generator.setup.ensemble, self.task.target_dictionary, self.cfg
         normalizes = cfg.normalize_scores
-        return SequenceScorer(
-            ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination, bit_exact=cfg.bit_exact
-        )
+        scorer = SequenceScorer(ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination)
+        return changed("scorer", scorer, cfg)
 
     def translate(
         self,
@@ -253,9 +257,7 @@ class TextDecoding:
             found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
         best = ranked[: self.cfg.nbest]
-        certificate = certificate_of(self.generator.setup)
-        bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
-        made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
+        made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)])
         rated = made if self.confidence is None else self.confidence.rated(made, ranked)
         return self.stages.write(line, rated)
 

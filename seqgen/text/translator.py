@@ -31,8 +31,7 @@ from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources
-from seqgen.decoding.captured import obstacle
+from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
 from seqgen.decoding.resolution import check_types, resolve
 from seqgen.decoding.scorer import SequenceScorer
@@ -128,7 +127,7 @@ class Translator:
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        self._generator: tuple[Any, SequenceGenerator] | None = None
+        self._generator: tuple[Any, tuple[SequenceGenerator, list[str]]] | None = None
         self._prepared: _Prepared | None = None
         self._drafts: dict[str, TextModel] = {}
 
@@ -273,21 +272,21 @@ class Translator:
             notes.append(note)
         self._check_shared_vocabulary(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        generator = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
+        generator, of_setup = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
             for name in ("max_len", "max_len_b")
             if given.get(name, 0) > writable
         ]
-        if resolved.fast.cuda_graphs:
-            reasons = {obstacle(model, self.device) for model in self.models} - {""}
-            notes += [f"fast.cuda_graphs has no effect: {reason}" for reason in sorted(reasons)]
+        notes += of_setup
         resolved = replace(resolved, generation=copy.deepcopy(cfg))  # the caller may change it
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
-    def _build(self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
-        """The generator of a call; that of the last call if it has the same settings and files."""
+    def _build(
+        self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None
+    ) -> tuple[SequenceGenerator, list[str]]:
+        """The generator of a call, with notes on it; that of the last call if it has the same settings and files."""
         key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
         if last is None or last[0] != key:
             further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
@@ -298,7 +297,8 @@ class Translator:
                 further["draft"] = draft.model
             further |= {"fast": resolved.fast, "need_attention": need_attention}
             cfg = force_target_language(resolved.generation, self.task)
-            self._generator = last = key, self.task.build_generator(models, cfg, **further)
+            generator = self.task.build_generator(models, cfg, **further)
+            self._generator = last = key, (generator, sorted(generator.setup.notes))
         return last[1]
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
@@ -424,7 +424,7 @@ class Translator:
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
-        scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
+        scorer = changed("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
         return TextScoring(self.members, cfg, scorer, self.device)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from seqgen.config.generation import OPTIONS
+from seqgen.config.generation import OPTIONS, SWITCHES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,7 +33,7 @@ LAYERS = [
 ]
 """The parts of seqgen; each imports only from its own set and from those before it."""
 
-DECLARATIONS = {module.removeprefix("seqgen."): "config" for module, _ in OPTIONS}
+DECLARATIONS = {module.removeprefix("seqgen."): "config" for module, _ in (*OPTIONS, *SWITCHES)}
 """Modules that declare keys stand in the folders of their features, but belong to ``config``."""
 
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
@@ -57,6 +57,14 @@ def names() -> frozenset[str]:
 
 
 @functools.cache
+def homes() -> dict[str, str]:
+    """The names that ``seqgen.config`` loads when they are used, each in the module that defines it."""
+    tree = ast.parse((ROOT / "seqgen" / "config" / "__init__.py").read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {f"seqgen.config.{alias.name}": f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
+@functools.cache
 def imports(path: Path) -> frozenset[str]:
     """The seqgen modules that a file imports, also inside functions, for type checkers only, and by ``import_module``.
 
@@ -69,7 +77,8 @@ def imports(path: Path) -> frozenset[str]:
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path} has a relative import"
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            found.update(homes().get(name, name) for name in full)
     files = names()
     inside = (name.removeprefix("seqgen.") for name in found if name.startswith("seqgen."))
     return frozenset(name if name in files else name.rpartition(".")[0] for name in inside) - {""}

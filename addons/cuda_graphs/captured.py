@@ -26,16 +26,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from seqgen.core.component import LAYER_LOGITS
+from seqgen.addons.cuda_graphs.graphs import GRAPHS
 from seqgen.core.errors import listing
 from seqgen.core.incremental_state import IncrementalState, leaves, rows_of_sentences
-from seqgen.core.member import Member, MemberOutput, encode, has_features, run_decoder
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.setup import DecodingSetup
-from seqgen.core.structures import Source, map_tensors
-from seqgen.decoding.planned_member import PlannedMember
+from seqgen.core.member import encode, has_features, run_decoder
+from seqgen.extend import (
+    LAYER_LOGITS,
+    DecodingSetup,
+    EncoderDecoderModel,
+    Member,
+    MemberOutput,
+    PlannedMember,
+    Resources,
+    Source,
+    map_tensors,
+)
 from seqgen.modules.step_plan import StepPlan, has_hooks
-from seqgen.system.graphs import GRAPHS
 
 _SMALLEST_SOURCE, _SMALLEST_WINDOW = 16, 64
 """The smallest sizes of a source and of a window; larger ones are powers of 2."""
@@ -229,6 +235,20 @@ _STEPS: WeakKeyDictionary[nn.Module, list[CapturedStep]] = WeakKeyDictionary()
 _CHOICE = Lock()
 
 
+def record_steps(setup: DecodingSetup, cuda_graphs: bool, resources: Resources) -> DecodingSetup:
+    """A setup whose sessions record their steps; see ``Capturing``.
+
+    Args:
+        setup: the setup.
+        cuda_graphs: the value of the key, which is true.
+        resources: are not used.
+    """
+    reasons = {obstacle(model, _device_of(model)) for model in setup.ensemble.models} - {""}
+    notes = {*setup.notes, *(f"fast.cuda_graphs has no effect: {reason}" for reason in reasons)}
+    capturing = Capturing()
+    return replace(setup, member=capturing.member, around=[*setup.around, capturing.around], notes=notes)
+
+
 class Capturing:
     """Lets the sessions of a setup record their steps, on devices that can."""
 
@@ -246,9 +266,12 @@ class Capturing:
     def around(self, setup: DecodingSetup) -> Iterator[None]:
         """See ``DecodingSetup.around``; a session that makes members of its own captures nothing."""
         yield
-        device = next(setup.ensemble.models[0].parameters(), torch.zeros(0)).device
-        if not self.used and device.type in GRAPHS:
+        if not self.used and _device_of(setup.ensemble.models[0]).type in GRAPHS:
             setup.notes.add(_NOTE.format("steps of this search have changing shapes"))
+
+
+def _device_of(model: EncoderDecoderModel) -> torch.device:
+    return next(model.parameters(), torch.zeros(0)).device
 
 
 _NOTE = "some steps were not captured: {}"

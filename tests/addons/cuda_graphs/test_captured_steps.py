@@ -1,4 +1,4 @@
-"""Recorded steps that are replayed give the hypotheses of steps that Python computes; see ``ensemble/captured.py``.
+"""Recorded steps that are replayed give the hypotheses of steps that Python computes; see ``captured.py``.
 
 The windows are so small here that a decode outgrows several.
 """
@@ -14,19 +14,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen import Translator
+from seqgen.addons.cuda_graphs import captured
+from seqgen.addons.cuda_graphs.captured import CapturedMember, CapturedStep
+from seqgen.addons.cuda_graphs.graphs import GRAPHS
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding import captured
-from seqgen.decoding.captured import CapturedMember, CapturedStep
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.system.graphs import GRAPHS
+from tests.addons.cuda_graphs.recording_gpu import recording_gpu
+from tests.generation.test_fork import Results, branching
 from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
 from tests.generators import make_generator
+from tests.hypotheses import assert_same
 from tests.model_zoo import EOS, PAD, ZOO, in_zoo, sharp
 from tests.scripted_model import batch_of, dictionary as tiny_dictionary
-from tests.simulated_gpu import Counts, simulated_gpu
+from tests.simulated_gpu import Counts
+from tests.text_models import text_model
 
 CAPTURED = in_zoo("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
 """Models whose decoders can be recorded, as they can join a running batch."""
@@ -67,7 +72,7 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]], Counts]:
-    with simulated_gpu() as counts:
+    with recording_gpu() as counts:
         return decode(name, "gpu", {**options, "cuda_graphs": True}), counts
 
 
@@ -127,7 +132,7 @@ def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 16)
 
     def launches(members: int, steps: int) -> int:
-        with simulated_gpu() as counts:
+        with recording_gpu() as counts:
             models = [sharp("transformer_tiny", seed).to("gpu") for seed in range(members)]
             options = {"beam_size": 4, "min_len": steps, "max_len": steps, "cuda_graphs": True}
             generator = make_generator(models, tiny_dictionary(), **options)
@@ -143,7 +148,7 @@ def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPat
 
 
 def test_changed_weights_are_recorded_again() -> None:
-    with simulated_gpu():
+    with recording_gpu():
         model = sharp("t5_tiny", 0).to("gpu")
         generator = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9, cuda_graphs=True)
         batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, False).to("gpu")
@@ -161,7 +166,7 @@ def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
     batches = [batch_of(sources, PAD, False) for sources in ([[5, 6, 7, EOS], [8, EOS]], [[9, 5, 6, EOS], [4, 4, EOS]])]
     sizes = {"beam_size": 3, "max_len": 9, "min_len": 5}
     plain = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes)
-    with simulated_gpu() as counts, torch.inference_mode():
+    with recording_gpu() as counts, torch.inference_mode():
         model = sharp("t5_tiny", 0).to("gpu")
         setup = make_generator([model], tiny_dictionary(), **sizes, cuda_graphs=True).setup
         sessions = [Session(setup, DecodingRequest(batch.to("gpu"))) for batch in batches]
@@ -175,7 +180,7 @@ def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
 
 
 def test_recordings_do_not_keep_a_model() -> None:
-    with simulated_gpu():
+    with recording_gpu():
         model = sharp("t5_tiny", 0).to("gpu")
         gone = weakref.ref(model.decoder)
         generator = make_generator([model], tiny_dictionary(), max_len=5, min_len=5, cuda_graphs=True)
@@ -190,7 +195,7 @@ def test_sentences_that_join_a_batch_are_replayed() -> None:
     sources = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS], [6, EOS], [7, 8, EOS]]
     sizes = {"beam_size": 3, "max_len_a": 1.5, "max_len_b": 3}
     wanted = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes).generate(batch_of(sources, PAD, False))
-    with simulated_gpu() as counts:
+    with recording_gpu() as counts:
         generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, cuda_graphs=True)
         assert generator.can_merge
         batches = [batch_of(sources[:2], PAD, False), *(batch_of([source], PAD, False) for source in sources[2:])]
@@ -230,14 +235,14 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
         return make_generator([model], tiny_dictionary(), **options).generate(batch)
 
     wanted = counted("cpu")
-    with simulated_gpu():
+    with recording_gpu():
         assert_equal(counted("gpu"), wanted, 1e-9)
     assert any("calls" in reason for reason in reasons)
 
 
 def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
     calls: list[Any] = []
-    with simulated_gpu():
+    with recording_gpu():
         model = sharp("transformer_tiny", 0).to("gpu")
         model.decoder.layers[0].register_forward_hook(lambda *arguments: calls.append(arguments))
         options = {"min_len": 9, "max_len": 9, "cuda_graphs": True}
@@ -260,7 +265,7 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         CapturedStep, "load", lambda step, begin: (loads.append(step.shape.sentences), load(step, begin))
     )
-    with simulated_gpu() as counts:
+    with recording_gpu() as counts:
         generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, cuda_graphs=True)
         found = generator.generate(batch_of(sources, PAD, False).to("gpu"))
     assert_equal(found, wanted, 1e-9)
@@ -275,7 +280,7 @@ def test_bfloat16(name: str, beam: int) -> None:
     """On the same device, up to rounding: the sums of attention have more positions, hidden ones."""
     random = torch.Generator().manual_seed(5)
     sources = [[*torch.randint(4, 9, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
-    with simulated_gpu() as counts:
+    with recording_gpu() as counts:
         model = sharp(name, 0).to("gpu", torch.bfloat16)
         batch = batch_of(sources, PAD, ZOO[name].padded_left).to("gpu")
         eager, replays = (
@@ -304,7 +309,7 @@ def test_a_wrong_first_replay_is_found(wrong: float, reasons: set[str], monkeypa
 
 def test_layouts_of_weights_outlive_training() -> None:
     """A graph reads their memory, and ``train`` drops them from the modules."""
-    with simulated_gpu():
+    with recording_gpu():
         model = sharp("fconv_tiny", 0).to("gpu")
         generator = make_generator([model], tiny_dictionary(), max_len=9, cuda_graphs=True)
         batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["fconv_tiny"].padded_left).to("gpu")
@@ -322,7 +327,7 @@ def test_layouts_of_weights_outlive_training() -> None:
 
 
 def test_autocast_is_not_recorded(reasons: set[str]) -> None:
-    with simulated_gpu(), torch.autocast("gpu", torch.bfloat16):
+    with recording_gpu(), torch.autocast("gpu", torch.bfloat16):
         decode("t5_tiny", "gpu", {"cuda_graphs": True})
     assert any("autocast" in reason for reason in reasons)
 
@@ -331,7 +336,7 @@ def test_autocast_is_not_recorded(reasons: set[str]) -> None:
 def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The formula of docs/fast-decoding.md."""
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
-    with simulated_gpu():
+    with recording_gpu():
         model = sharp(name, 0).to("gpu")
         generator = make_generator([model], tiny_dictionary(), beam_size=5, min_len=5, max_len=5, cuda_graphs=True)
         generator.generate(batch_of([[5, 6, EOS]] * 4, PAD, ZOO[name].padded_left).to("gpu"))
@@ -341,3 +346,40 @@ def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -
         bytes_ = sum(leaf.nbytes for _, leaf in captured.leaves(step.state) if isinstance(leaf, Tensor))
         formula = step.shape.sentences * 2 * len(layers) * dim * (5 * step.shape.window + step.shape.source) * 8
     assert bytes_ == pytest.approx(formula, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
+def test_forks_decode_as_the_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[Results] = []
+    found: list[Results] = []
+    plain = decode(name, "cpu", {})
+    monkeypatch.setattr(Session, "run", branching(wanted, found, 3))
+    with recording_gpu() as counts:
+        assert_same(decode(name, "gpu", {"cuda_graphs": True}), plain, 1e-9)
+    assert counts.launches["replay"] > 4
+    for one, two in zip(found, wanted, strict=True):
+        assert_same(one, two, 1e-9)
+
+
+def test_steps_are_not_captured_on_a_cpu() -> None:
+    notes = Translator(text_model()).prepare(**{"fast.cuda_graphs": True}).notes
+    assert notes == ["fast.cuda_graphs has no effect: steps are recorded on cuda, not on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, ""),
+        ({"fast.use_cache": False}, "fast.use_cache or fast.share_encoder_output is off"),
+        ({"search": "contrastive"}, "steps of this search have changing shapes"),
+    ],
+)
+def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], reason: str) -> None:
+    with recording_gpu():
+        model = text_model()
+        model.model.to("gpu")
+        decoding = Translator(model, max_len_b=3, **settings, **{"fast.cuda_graphs": True}).prepare()
+        assert decoding.notes == []
+        found = [note for _ in range(2) for one in decoding.translate(["w1 w2", "w3"]) for note in one.notes]
+    assert not [note for note in found if "captured" in note]
+    assert decoding.notes == ([f"some steps were not captured: {reason}"] if reason else [])

@@ -1,10 +1,10 @@
-"""The key of bit-exact decoding, see ``bit_exact``."""
+"""The key of bit-exact decoding, see ``decoding``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import MODEL, SCORES_TARGETS, decoding_key
+from seqgen.config import MODEL, SCORES_TARGETS, decoding_key
 
 
 @dataclass
@@ -15,4 +15,6 @@ class BitExactOptions:
         False,
         "tokens and scores of a sentence have the same bits in every batch, order and number of threads; slower",
         MODEL | SCORES_TARGETS,
+        setup="seqgen.addons.bit_exact.decoding:exact_setup",
+        scorer="seqgen.addons.bit_exact.decoding:exact_scorer",
     )

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from seqgen.core.errors import ConfigError
+from seqgen.extend import ConfigError
 
 TILE = 16
 """Rows, or columns, of a tile; a multiple of the number of float32 values in a processor's vector."""
@@ -419,7 +419,7 @@ class BitExact(TorchFunctionMode):
         if func in REFUSED:
             raise ConfigError(
                 f"generation.bit_exact=true: the model calls {getattr(func, '__name__', func)}, whose last bits depend "
-                "on the batch, and which has no exact form; use functions of seqgen.modules.bit_exact.REPLACED in "
-                "the model, such as linear and matmul, or remove the key"
+                "on the batch, and which has no exact form; use functions of REPLACED (addons/bit_exact/functions.py), "
+                "such as linear and matmul, in the model, or remove the key"
             )
         return func(*args) if kwargs is None else func(*args, **kwargs)

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqgen.addons.bit_exact import functions as forms
+from seqgen.addons.bit_exact.decoding import exact_scorer, exactly
+from seqgen.addons.bit_exact.functions import REPLACED, BitExact
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.decoding.bit_exact import bit_exact
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.modules import bit_exact as forms
-from seqgen.modules.bit_exact import REPLACED, BitExact
 from seqgen.modules.dtypes import to_dtype
 from tests.covering import covering
 from tests.model_zoo import VOCAB, ZOO, sharp
@@ -159,7 +159,7 @@ def test_sources_and_outputs_of_more_than_a_tile(name: str) -> None:
 def test_known_targets_are_scored_with_the_same_bits() -> None:
     model = single("transformer_tiny")
     sources, targets = random_sources(9), random_sources(9, lengths=(3, 20, 0, 11, 17, 1, 15, 8, 33), seed=3)
-    scorer = SequenceScorer([model], 1, 2, bit_exact=True)
+    scorer = exact_scorer(SequenceScorer([model], 1, 2), True)
 
     def score(numbers: Sequence[int]) -> list[Hypothesis]:
         batch = batch_for([model], [sources[i] for i in numbers], numbers)
@@ -292,9 +292,9 @@ def test_an_lstm_equals_that_of_pytorch() -> None:
 
 
 def test_a_function_without_an_exact_form_is_refused() -> None:
-    with bit_exact(), pytest.raises(ConfigError, match="the model calls gru"):
+    with exactly(), pytest.raises(ConfigError, match="the model calls gru"):
         nn.GRU(3, 3)(torch.randn(2, 2, 3))
-    with bit_exact(), pytest.raises(ConfigError, match="the model calls einsum"):
+    with exactly(), pytest.raises(ConfigError, match="the model calls einsum"):
         torch.einsum("ij,jk->ik", torch.ones(2, 2), torch.ones(2, 2))
 
 
