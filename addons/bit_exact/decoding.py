@@ -20,6 +20,7 @@ from seqgen.extend import (
     DecodingSetup,
     EncoderDecoderModel,
     Hypothesis,
+    Resources,
     SequenceScorer,
     Source,
 )
@@ -83,7 +84,7 @@ def exact_scorer(scorer: SequenceScorer, bit_exact: bool) -> SequenceScorer:
     return scorer
 
 
-def exact_setup(setup: DecodingSetup, bit_exact: bool) -> DecodingSetup:
+def exact_setup(setup: DecodingSetup, bit_exact: bool, resources: Resources) -> DecodingSetup:
     """A setup whose sessions compute the numbers of a sentence with the same bits in every batch.
 
     Keys stay in the order of the tokens of their row, and no sentence joins a running batch. A strategy with another
@@ -92,6 +93,7 @@ def exact_setup(setup: DecodingSetup, bit_exact: bool) -> DecodingSetup:
     Args:
         setup: the setup.
         bit_exact: the value of the key, which is true.
+        resources: are not used.
     """
     own_loop = setup.search.session_class is not None
     return replace(

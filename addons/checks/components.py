@@ -43,7 +43,7 @@ from seqgen.extend import (
     pad_rows,
 )
 
-WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
+WITHOUT_EFFECT = {"two_stage_candidates", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
 
 SWITCHES = [field.name for field in fields(FastConfig) if field.name not in WITHOUT_EFFECT]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config import FILES, KEEPS_SCORES, decoding_key
-from seqgen.config.options import CALL, NOT_IN_TRAINING, Requirement
+from seqgen.config import FILES, KEEPS_SCORES, Requirement, decoding_key
+from seqgen.config.options import CALL, NOT_IN_TRAINING
 
 _HAS_CONFIDENCE = Requirement(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; set both")
 

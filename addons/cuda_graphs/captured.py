@@ -37,6 +37,7 @@ from seqgen.extend import (
     Member,
     MemberOutput,
     PlannedMember,
+    Resources,
     Source,
     has_features,
     map_tensors,
@@ -236,12 +237,13 @@ _STEPS: WeakKeyDictionary[nn.Module, list[CapturedStep]] = WeakKeyDictionary()
 _CHOICE = Lock()
 
 
-def record_steps(setup: DecodingSetup, cuda_graphs: bool) -> DecodingSetup:
+def record_steps(setup: DecodingSetup, cuda_graphs: bool, resources: Resources) -> DecodingSetup:
     """A setup whose sessions record their steps; see ``Capturing``.
 
     Args:
         setup: the setup.
         cuda_graphs: the value of the key, which is true.
+        resources: are not used.
     """
     reasons = {obstacle(model, _device_of(model)) for model in setup.ensemble.models} - {""}
     notes = {*setup.notes, *(f"fast.cuda_graphs has no effect: {reason}" for reason in reasons)}

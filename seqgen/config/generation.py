@@ -24,7 +24,7 @@ OPTIONS = (
     ("seqgen.decoding.search.options", "SamplingOptions"),
     ("seqgen.decoding.speculative.options", "DraftOptions"),
     ("seqgen.text.options", "RerankingOptions"),
-    ("seqgen.decoding.catalogue_options", "CatalogueOptions"),
+    ("seqgen.addons.catalogue.options", "CatalogueOptions"),
     ("seqgen.decoding.top_tokens_options", "TopTokensOptions"),
     ("seqgen.text.options", "UnknownWordOptions"),
     ("seqgen.decoding.engine_options", "ObserverOptions"),
@@ -43,7 +43,9 @@ SWITCHES = (("seqgen.addons.cuda_graphs.options", "CapturedOptions"),)
 """Likewise the classes with the keys that add-ons declare in the ``fast`` group."""
 
 KEYS_OF_ADDONS = {
+    "allowed_outputs": ("catalogue", ""),
     "bit_exact": ("bit_exact", False),
+    "certificate": ("catalogue", False),
     "confidence": ("confidence", ""),
     "cuda_graphs": ("cuda_graphs", False),
     "glossary": ("glossary", ""),
@@ -52,6 +54,7 @@ KEYS_OF_ADDONS = {
     "quality_features": ("confidence", []),
     "review_risk": ("confidence", 1.0),
     "review_share": ("confidence", 0.0),
+    "shortlist": ("catalogue", ""),
 }
 """By key without its group, ``generation`` or ``fast``: the add-on that declares it, and its default."""
 
@@ -65,11 +68,11 @@ def _classes(table: Sequence[tuple[str, str]]) -> Iterator[type]:
 
 if TYPE_CHECKING:
     from seqgen.addons.bit_exact.options import BitExactOptions
+    from seqgen.addons.catalogue.options import CatalogueOptions
     from seqgen.addons.confidence.options import ConfidenceOptions
     from seqgen.addons.cuda_graphs.options import CapturedOptions
     from seqgen.addons.glossary.options import GlossaryOptions
     from seqgen.addons.paragraphs.options import ParagraphOptions
-    from seqgen.decoding.catalogue_options import CatalogueOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
         EnsembleOptions,
@@ -222,11 +225,10 @@ class Switches:
     share_encoder_output: bool = option(True, "store the encoder output once per sentence instead of once per beam")
     skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
     two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
-    shortlist_columns: bool = option(
-        True, "with a shortlist, compute only the scores of tokens in the shortlist of some sentence of the batch"
-    )
     narrowed_scores: bool = option(
-        True, "with a trie of allowed outputs, search only among the scores of the allowed tokens"
+        True,
+        "compute the scores of allowed tokens alone: those of a shortlist, or of a trie of allowed outputs",
+        other_names=("shortlist_columns",),
     )
     prepacked_weights: bool = option(True, "use weights arranged in the memory layout that is fastest on this CPU")
     kernel_choice: str = option(

@@ -45,6 +45,10 @@ SCORES_TARGETS: Tags = frozenset({"SCORES_TARGETS"})
 """Has an effect on the scores of known targets."""
 CONSTRAINS: Tags = frozenset({"CONSTRAINS"})
 """Demands phrases in the outputs."""
+LISTS_OUTPUTS: Tags = frozenset({"LISTS_OUTPUTS"})
+"""Names a file of the outputs that are allowed."""
+NEEDS_STEPS: Tags = frozenset({"NEEDS_STEPS"})
+"""Needs the decoding loop of ``Session``."""
 WHOLE_LINE: Tags = frozenset({"WHOLE_LINE"})
 """Is about a whole line of input, which is then not split."""
 

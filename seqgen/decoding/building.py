@@ -14,6 +14,7 @@ from seqgen.config.compose import component_config
 from seqgen.core.component import Component
 from seqgen.core.contract import check_returned
 from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.core.observers import Observer
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import is_id
 from seqgen.registry import Registry, import_declared
@@ -37,6 +38,8 @@ class Resources:
         device: device of the models.
         models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
             with them; empty where sentences are not decoded as text, and for components of the search.
+        source_dictionary: the source vocabulary; ``None`` if it is not known.
+        observers: the observers of the search, for a line stage that reports what they found.
         ensemble: the settings that make them an ensemble: their sources, weights and combination.
             ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
         settings: the ``generation`` group, with the keys that ``register_options`` has added.
@@ -48,6 +51,8 @@ class Resources:
     extra_end_tokens: Sequence[int] = ()
     device: torch.device = torch.device("cpu")
     models: Sequence[Any] = ()
+    source_dictionary: Dictionary | None = None
+    observers: Sequence[Observer] = ()
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     settings: GenerationConfig = field(default_factory=GenerationConfig)
 
@@ -127,13 +132,14 @@ def build(
     return check_returned(entry.component, "build", made, base)
 
 
-def changed(what: str, made: T, settings: GenerationConfig | FastConfig) -> T:
+def changed(what: str, made: T, settings: GenerationConfig | FastConfig, *further: Any) -> T:
     """Let the keys that are given change what is built; each names a function, ``setup="package.module:function"``.
 
     Args:
         what: the fact that names the function: ``"setup"`` (of a ``DecodingSetup``) or ``"scorer"``.
         made: what is built.
         settings: the keys.
+        further: further arguments of these functions, for ``"setup"`` the ``Resources``.
 
     Returns:
         What the function of the last key returns, given what that of the key before it returned, and the key's value.
@@ -141,7 +147,7 @@ def changed(what: str, made: T, settings: GenerationConfig | FastConfig) -> T:
     for key in fields(settings):
         if what in key.metadata and (value := getattr(settings, key.name)):
             module, _, name = key.metadata[what].partition(":")
-            made = getattr(import_declared(module, f"the key {key.name}"), name)(made, value)
+            made = getattr(import_declared(module, f"the key {key.name}"), name)(made, value, *further)
     return made
 
 

@@ -86,20 +86,12 @@ class InputLine:
         """
         return replace(self, extras={**self.extras, name: value})
 
-    def translation(
-        self,
-        hypotheses: Sequence[TextHypothesis] = (),
-        notes: Sequence[str] = (),
-        bound: float | None = None,
-        exact: bool | None = None,
-    ) -> Translation:
+    def translation(self, hypotheses: Sequence[TextHypothesis] = (), notes: Sequence[str] = ()) -> Translation:
         """The result of the line; see ``Translation``.
 
         Args:
             hypotheses: its hypotheses, best first.
             notes: messages for the user about the output.
-            bound: of a certificate.
-            exact: of a certificate.
         """
         return Translation(
             id=self.number,
@@ -110,8 +102,6 @@ class InputLine:
             constraints=list(self.constraints),
             prefix=self.prefix,
             member_sources=list(self.member_sources),
-            bound=bound,
-            exact=exact,
         )
 
 

@@ -33,6 +33,7 @@ _DECLARED = {
     "glossary": "seqgen.addons.glossary.stage",
     "quality_features": "seqgen.addons.confidence.stage",
     "confidence": "seqgen.addons.confidence.stage",
+    "certificate": "seqgen.addons.catalogue.certificate",
 }
 """By the key of ``generation`` that selects a stage: the module that registers it; only such a key imports it."""
 

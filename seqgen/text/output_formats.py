@@ -75,8 +75,6 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
         for name in ("prefix", "constraints", "notes"):
             if value := getattr(translation, name):
                 record[name] = value
-        if translation.exact is not None:
-            record |= {"exact": translation.exact, "bound": translation.bound}
         # a JSON parser turns the escapes back into the characters
         line = json_text(record)
         return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import keys_tagged
+from seqgen.config.options import LISTS_OUTPUTS
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Hypothesis
 from seqgen.task import Task
@@ -86,8 +88,8 @@ class OutputNotes:
         """
         cfg, size, forces_end = self.cfg, len(item.tokens), self.setup.forces_end
         whole = size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
-        beginning = " (it is only the beginning of a line of generation.allowed_outputs)"
-        rest = beginning if cfg.allowed_outputs and not whole else ""
+        listing = next((key for key in keys_tagged(LISTS_OUTPUTS) if getattr(cfg, key)), "")
+        rest = f" (it is only the beginning of a line of generation.{listing})" if listing and not whole else ""
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         longest -= forces_end and not whole  # Marian's search ends there without an end token

@@ -106,8 +106,6 @@ class Translation:
             none for an empty line.
         notes: messages for the user, for example about a truncation.
         sentences: the translations of the parts of a line that a line stage has divided, if there are several.
-        bound: with ``generation.certificate``, an upper bound on the score of every output that the search has pruned.
-        exact: with ``generation.certificate``, whether the hypotheses are the best of all allowed outputs.
         extras: values of line stages, by name; each can be read as an attribute, too.
     """
 
@@ -120,8 +118,6 @@ class Translation:
     prefix: str = ""
     member_sources: list[str] = field(default_factory=list)
     sentences: list[Translation] = field(default_factory=list)
-    bound: float | None = None
-    exact: bool | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:

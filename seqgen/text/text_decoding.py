@@ -20,7 +20,6 @@ from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources, changed
-from seqgen.decoding.certificate import certificate_of
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
@@ -91,7 +90,13 @@ class TextDecoding:
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)
-        resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
+        resources = Resources(
+            *of_text,
+            device=self.device,
+            models=self.members,
+            observers=setup.observers,
+            ensemble=settings.ensemble,
+        )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
         self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)
@@ -244,9 +249,7 @@ class TextDecoding:
                 notes.append("unknown words are not replaced: the model returns no attention weights")
             found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
-        certificate = certificate_of(self.generator.setup)
-        bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
-        return self._written(line, line.translation(ranked, notes, bound, exact))
+        return self._written(line, line.translation(ranked, notes))
 
     def _written(self, line: InputLine, translation: Translation) -> Translation:
         """The translation of a line with what the stages write, and with ``nbest`` of its hypotheses."""

@@ -17,7 +17,7 @@ from seqgen.config.options import SCOPES, decoding_key
 FACTS = {
     "CALL": "max_time top_tokens observers member_sources dtype",
     "INPUT": "",
-    "FILES": "draft allowed_outputs shortlist replace_unknown",
+    "FILES": "draft replace_unknown",
     "SPEED": "max_tokens batch_size buffer_size",
     "ENSEMBLE": "guidance_scale combination member_sources",
     "STRATEGY": "constraints seed",
@@ -38,7 +38,9 @@ FACTS = {
         top_tokens replace_unknown member_sources max_tokens batch_size
         buffer_size dtype
     """,
-    "WHOLE_LINE": "nbest constraints certificate member_sources",
+    "LISTS_OUTPUTS": "",
+    "NEEDS_STEPS": "top_tokens",
+    "WHOLE_LINE": "nbest constraints member_sources",
     "SCORES_TARGETS": "source_lang target_lang normalize_scores combination batch_size",
 }
 """The keys with each fact, except ``MODEL``, which the keys without another scope have, and those of add-ons."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import FILES, MODEL, WHOLE_LINE, Requirement, decoding_key
+from seqgen.config import (
+    FILES,
+    LISTS_OUTPUTS,
+    MODEL,
+    NEEDS_STEPS,
+    WHOLE_LINE,
+    Requirement,
+    decoding_key,
+)
 
 
 @dataclass
@@ -15,7 +23,7 @@ class CatalogueOptions:
         "",
         "file with the allowed outputs, one per line; FILE.ids has ids "
         "in place of text, FILE.safetensors is a trie written by seqgen-convert",
-        FILES,
+        FILES | LISTS_OUTPUTS,
         role="input_path",
     )
     certificate: bool = decoding_key(
@@ -26,15 +34,17 @@ class CatalogueOptions:
             lambda cfg: not (cfg.mbr or cfg.rerank),
             "certifies the order of scores, which generation.mbr or generation.rerank changes; choose one",
         ),
+        setup="seqgen.addons.catalogue.certificate:certify",
     )
     shortlist: str = decoding_key(
         "",
         "file with target tokens for each source token (made by examples/shortlist.py, or Marian's lex.*.bin); each "
         "output contains only those of its source",
-        FILES,
+        FILES | NEEDS_STEPS,
         Requirement(
             lambda cfg: not cfg.allowed_outputs,
             "and generation.allowed_outputs both limit the tokens, and together they may allow no output; choose one",
         ),
         role="input_path",
+        setup="seqgen.addons.catalogue.shortlist:restrict_to_file",
     )

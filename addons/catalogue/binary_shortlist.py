@@ -14,9 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqgen.core.errors import DataError
-from seqgen.system.error_messages import reading_errors
-from seqgen.system.reading import open_regular, read_bytes
+from seqgen.extend import DataError, open_regular, read_bytes, reading_errors
 
 MAGIC = 0xF11A48D5013417F5
 _HEADER = 6

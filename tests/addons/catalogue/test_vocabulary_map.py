@@ -12,8 +12,9 @@ import pytest
 
 from examples import shortlist
 from examples.shortlist import ibm_model_1, write_map
+from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.core.errors import DataError
-from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.dictionary import Dictionary
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.marian_binary import shortlist as binary_shortlist, with_checksum
 
@@ -56,14 +57,14 @@ def test_probabilities_equal_those_of_the_definition(at_once: int, monkeypatch: 
 def test_translations_are_told_apart() -> None:
     """Every sentence has both words of another pair; only together do they say which word means which."""
     best = ibm_model_1([[A, B], [B, C], [A, C], [A]], [[X, Y], [Y, 9], [X, 9], [X]], iterations=20).best(1)
-    assert {key: ids.tolist() for key, ids in best.targets.items()} == {(A,): [X], (B,): [Y], (C,): [9]}
+    assert {key: ids.tolist() for key, ids in best.items()} == {(A,): [X], (B,): [Y], (C,): [9]}
     nothing = ibm_model_1([[], [A]], [[X], []], iterations=2)
     assert len(nothing.source) == len(nothing.best(3).targets) == 0
 
 
 def test_files_are_written_and_read(tmp_path: Path) -> None:
     table = VocabularyMap({(): np.array([Y, X]), (A,): np.array([X]), (B,): np.array([], dtype=np.int64)})
-    assert write_map(table, tmp_path / "map", WORDS, WORDS) == 0
+    assert write_map(table.targets, tmp_path / "map", WORDS, WORDS) == 0
     assert (tmp_path / "map").read_bytes() == b"\ty x\na\tx\nb\t\n"
     read = VocabularyMap.read(tmp_path / "map", WORDS, WORDS)
     assert {key: ids.tolist() for key, ids in read.targets.items()} == {(): [Y, X], (A,): [X], (B,): []}
@@ -81,7 +82,7 @@ def test_tokens_with_spaces_cannot_be_written(tmp_path: Path) -> None:
     for word in ("a b", "c"):
         words.add_symbol(word)
     table = VocabularyMap({(4,): np.array([5]), (5,): np.array([4, 5])})
-    assert write_map(table, tmp_path / "map", words, words) == 2
+    assert write_map(table.targets, tmp_path / "map", words, words) == 2
     assert (tmp_path / "map").read_bytes() == b"c\tc\n"
 
 

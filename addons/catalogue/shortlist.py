@@ -12,13 +12,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.core.component import (
+from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
+from seqgen.decoding.phrases import tokens_of
+from seqgen.extend import (
     FORBIDDEN,
     LAYER_LOGITS,
     MEMBER_LOGITS,
@@ -26,16 +30,17 @@ from seqgen.core.component import (
     BatchInfo,
     Component,
     Composite,
+    ConfigError,
+    DecodingSetup,
+    Dictionary,
+    LogitsProcessor,
+    Member,
+    Resources,
+    Scoring,
+    StepContext,
+    apply_all,
     begin_component,
 )
-from seqgen.core.context import StepContext
-from seqgen.core.ensemble import Ensemble
-from seqgen.core.member import Member
-from seqgen.core.processors import LogitsProcessor, apply_all
-from seqgen.core.scoring import Scoring
-from seqgen.core.setup import DecodingSetup
-from seqgen.data.dictionary import Dictionary, VocabularyMap
-from seqgen.decoding.phrases import tokens_of
 
 
 class Shortlist(Component):
@@ -123,7 +128,6 @@ class ShortlistScoring(Scoring):
 
     Args:
         shortlist: the tokens that each sentence may generate.
-        in_columns: whether members may compute only the columns that some sentence needs.
         setup: see ``Scoring``.
         batch: see ``Scoring``.
 
@@ -131,13 +135,13 @@ class ShortlistScoring(Scoring):
         columns: the part of the vocabulary that the members compute; ``None`` for all of it.
     """
 
-    def __init__(self, shortlist: Shortlist, in_columns: bool, setup: DecodingSetup, batch: BatchInfo):
+    def __init__(self, shortlist: Shortlist, setup: DecodingSetup, batch: BatchInfo):
         super().__init__(setup, batch)
         self.parts = [*self.parts, begin_component(shortlist, batch)]
         self.num_tokens = -1
         self.columns: OutputColumns | None = None
         self._in_columns = (
-            in_columns
+            setup.fast.narrowed_scores
             and batch.prefix_tokens is None  # forced tokens are compared with ids
             and self.combination.takes_columns
             and not setup.search.applies_processors
@@ -155,9 +159,7 @@ class ShortlistScoring(Scoring):
     def attach(self, members: Sequence[Member]) -> None:
         """See ``Scoring.attach``."""
         if self._in_columns:
-            setup = self.setup
-            arguments = setup.ensemble, self.processors, setup.eos, setup.pad
-            self.columns = OutputColumns.choose(self.shortlist, *arguments)
+            self.columns = OutputColumns.choose(self.shortlist, self.setup, self.processors)
         self.tokens = None if self.columns is None else self.columns.ids
         self.shortlist.use_columns(self.tokens)
         for number, member in enumerate(members):
@@ -174,6 +176,33 @@ class ShortlistScoring(Scoring):
         if self.columns is None:
             return super().process(context, lprobs, log_sum)
         return context, self.columns.process(lprobs, context)
+
+
+def restrict_to_file(setup: DecodingSetup, file: str, resources: Resources) -> DecodingSetup:
+    """The setup with the shortlists of a file, which contain the tokens that the settings force.
+
+    Args:
+        setup: the setup.
+        file: the file; see ``VocabularyMap.read``.
+        resources: have the vocabularies and the settings.
+
+    Raises:
+        ConfigError: the source vocabulary is not known.
+    """
+    cfg, source = resources.settings, resources.source_dictionary
+    if source is None:
+        raise ConfigError(
+            f"generation.shortlist={file} needs the source vocabulary; pass it as source_dictionary=WORDS where the "
+            "generator is built"
+        )
+    candidates = VocabularyMap.read(Path(file), source, resources.dictionary)
+    forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
+    return restricted(setup, Shortlist(candidates, resources.dictionary, forced))
+
+
+def restricted(setup: DecodingSetup, shortlist: Shortlist) -> DecodingSetup:
+    """The setup with a shortlist."""
+    return replace(setup, scoring=partial(ShortlistScoring, shortlist))
 
 
 LARGEST_SHARE = 0.5
@@ -201,16 +230,14 @@ class OutputColumns:
 
     @classmethod
     def choose(
-        cls, shortlist: Shortlist, ensemble: Ensemble, processors: Sequence[LogitsProcessor], eos: int, pad: int
+        cls, shortlist: Shortlist, setup: DecodingSetup, processors: Sequence[LogitsProcessor]
     ) -> OutputColumns | None:
         """The columns of a batch.
 
         Args:
             shortlist: the shortlists of the batch.
-            ensemble: the members that compute them.
+            setup: has the members that compute them.
             processors: the logits processors of the batch.
-            eos: id of end-of-sentence.
-            pad: id of padding.
 
         Returns:
             The columns; ``None`` if a processor or a decoder needs the whole vocabulary, or if most of it is needed.
@@ -220,15 +247,15 @@ class OutputColumns:
             return None
         column = {token: place for place, token in enumerate(ids.tolist())}
         changed = [_with_columns(processor, column) for processor in processors]
-        decoders: dict[int, Any] = {id(spec.model): spec.model.decoder for spec in ensemble.members}
+        decoders: dict[int, Any] = {id(spec.model): spec.model.decoder for spec in setup.ensemble.members}
         made = {key: decoder.output_columns(ids) for key, decoder in decoders.items()}
         if any(part is None for part in (*changed, *made.values())):
             return None
         return cls(
             ids,
-            column[eos],
-            column[pad],
-            [made[id(spec.model)] for spec in ensemble.members],
+            column[setup.eos],
+            column[setup.pad],
+            [made[id(spec.model)] for spec in setup.ensemble.members],
             [processor for processor in changed if processor is not None],
         )
 

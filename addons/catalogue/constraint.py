@@ -1,9 +1,8 @@
-"""Constraints on the next token, given by a function or by a trie of all allowed outputs."""
+"""The constraint that an output is one of a trie."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,41 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.core.candidates import Candidates
-from seqgen.core.component import BatchInfo
-from seqgen.core.context import StepContext
-from seqgen.core.errors import DataError
-from seqgen.core.processors import LogitsProcessor
-from seqgen.data.text import read_lines
+from seqgen.addons.catalogue.prefix_trie import PrefixTrie
 from seqgen.data.tokenizers.base import read_ids
-from seqgen.decoding.building import Resources
-from seqgen.decoding.prefix_trie import PrefixTrie
-
-
-class PrefixConstraint(LogitsProcessor):
-    """Allows the next tokens that a function returns (De Cao et al. 2021). It is used from Python only.
-
-    Args:
-        allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
-            with the start token; of a decoder-only model with the prompt); returns the ids of the allowed next tokens.
-            If there are none, the hypothesis is dropped.
-    """
-
-    shift_invariant = True
-    certifiable = True
-
-    def __init__(self, allowed: Callable[[int, Tensor], Sequence[int]]):
-        self.allowed = allowed
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        mask = torch.full_like(lprobs, -torch.inf)
-        padding = context.generated_padding
-        for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
-            counted = generated if padding is None else generated[~padding[row]]
-            mask[row, list(self.allowed(sentence, counted))] = 0.0
-        return lprobs + mask
-
+from seqgen.extend import BatchInfo, Candidates, DataError, LogitsProcessor, Resources, StepContext, read_lines
 
 TRIE_SUFFIX = ".safetensors"
 """The end of the name of a file that has a trie."""
@@ -125,6 +92,11 @@ class TrieConstraint(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         return lprobs if self.is_deferred else self._all_scores(lprobs)
+
+
+def constraint_of_file(file: str, resources: Resources) -> TrieConstraint:
+    """The constraint of ``generation.allowed_outputs``; see ``trie_of_file``."""
+    return TrieConstraint(trie_of_file(Path(file), resources))
 
 
 def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:

@@ -15,6 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from seqgen.addons.catalogue.certificate import Certificate
+from seqgen.addons.catalogue.constraint import TrieConstraint, trie_of_file
+from seqgen.addons.catalogue.prefix_trie import NOWHERE, PrefixTrie
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.beam_search import BeamSearch
@@ -23,22 +26,23 @@ from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.finished import Ranking
+from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.scores import Scores
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.decoding.certificate import certificate_of
+from seqgen.core.setup import DecodingSetup
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.options import build_setup
-from seqgen.decoding.prefix_trie import NOWHERE, PrefixTrie
-from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
-from seqgen.decoding.processors.tokens import Forbid
+from seqgen.decoding.processors.tokens import Forbid, PrefixConstraint
 from seqgen.decoding.resolution import resolve
 from seqgen.text.translator import Translator
+from tests.generation import test_processors as processors, test_top_tokens as top_tokens
 from tests.generators import resources
+from tests.hypotheses import assert_same
 from tests.language_models import PROMPTS, language_model
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 
 EOS = 2
-FEW = "seqgen.decoding.processors.prefix_trie._FEW"
+FEW = "seqgen.addons.catalogue.constraint._FEW"
 SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
 VOCAB = 9
 WORDS = dictionary(VOCAB - 4)
@@ -267,6 +271,10 @@ def possible(outputs: Sequence[tuple[int, ...]], limit: int, semantics: str) -> 
     return list(dict.fromkeys(kept))
 
 
+def certificate_of(setup: DecodingSetup) -> Certificate | None:
+    return next((one for one in setup.observers if isinstance(one, Certificate)), None)
+
+
 def certified(seed: int) -> list[bool]:
     """A random search; raises if a certificate is wrong. Returns for each n-best list whether it is certified."""
     draw = random.Random(seed)
@@ -389,3 +397,49 @@ def test_a_composite_with_a_call_of_its_own_is_not_certifiable() -> None:
     made = Guidance(ProbabilityMean(), 0.5)
     made_by_user = type("Own", (Guidance,), {"__call__": Guidance.__call__})(made.inner, made.scale)
     assert (made.certifiable, made_by_user.certifiable) == (True, False)
+
+
+class Narrowed(Observer):
+    """Whether the search gets the scores of some tokens alone."""
+
+    def __init__(self) -> None:
+        self.seen: set[bool] = set()
+
+    def observe(self, record: StepRecord) -> None:
+        self.seen.add(record.scored.tokens is not None)
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search gets the scores of the allowed tokens alone, of which there may be fewer than are listed."""
+    monkeypatch.setattr("seqgen.addons.catalogue.constraint._FEW", 1)  # in a small vocabulary there are never few
+    trie = PrefixTrie.of([(4, 5, 2), (4, 6, 8, 2), (7, 2), (7, 7, 7, 2)])
+    cfg = GenerationConfig(beam=3, max_len_b=6, semantics=semantics, top_tokens=4)
+    found = []
+    for edges in (True, False):
+        fast, spy = FastConfig(narrowed_scores=edges), Narrowed()
+        setup = build_setup(
+            top_tokens.models(),
+            dictionary(top_tokens.WORDS),
+            cfg,
+            processors=[TrieConstraint(trie)],
+            fast=fast,
+            observers=[spy],
+        )
+        found.append(SequenceGenerator(setup).generate(batch_of(top_tokens.SOURCES)))
+        assert spy.seen == {edges}
+    assert_same(*found)
+    tokens, scores = found[0][0][0].top_tokens, found[0][0][0].top_scores
+    assert tokens is not None
+    assert scores is not None
+    assert {*tokens[0, :2].tolist()} == {4, 7}
+    assert scores.isfinite()[0].tolist() == [True, True, False, False]
+
+
+def test_the_trie_is_a_sound_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    trie = TrieConstraint(PrefixTrie.of([(4, 5, EOS), (4, EOS), (3, EOS)]))
+    monkeypatch.setitem(processors.PROCESSORS, "trie", trie.begin(processors.batch_info(6, 1)))
+    processors.test_shift_invariance_is_as_declared("trie")
+    processors.test_no_nan_and_nothing_forbidden_comes_back(name="trie")
+    for dtype in (torch.bfloat16, torch.float16):
+        processors.test_every_dtype("trie", dtype)

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.addons.catalogue import shortlist
+from seqgen.addons.catalogue.shortlist import Shortlist, restricted
+from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
@@ -17,9 +20,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.dictionary import VocabularyMap
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.decoding import shortlist
 from seqgen.decoding.options import build_setup
 from seqgen.modules.dtypes import to_dtype
 from seqgen.modules.linear import Linear
@@ -58,8 +59,10 @@ def generator(
 ) -> SequenceGenerator:
     objects = {name: keys.pop(name) for name in ("processors", "observers", "need_attention") if name in keys}
     cfg = GenerationConfig(**{"beam": 4, "nbest": 1, "max_len_a": 1.0, "max_len_b": 3, **keys})
-    fast = FastConfig(shortlist_columns=columns)
-    return SequenceGenerator(build_setup(models, WORDS, cfg, shortlist=candidates, fast=fast, **objects))
+    setup = build_setup(models, WORDS, cfg, fast=FastConfig(narrowed_scores=columns), **objects)
+    forced = [WORDS.index(token) for token in (cfg.forced_first, cfg.forced_last) if token]
+    limited = None if candidates is None else restricted(setup, Shortlist(candidates, WORDS, forced))
+    return SequenceGenerator(limited or setup)
 
 
 @pytest.fixture(name="made", autouse=True)
@@ -182,7 +185,9 @@ def test_the_result_is_that_of_a_softmax_over_the_allowed_tokens() -> None:
         wanted = ranked_outputs(scores, source, vocab, 3, 5)
         wanted = [pair for pair in wanted if pair[1] > -torch.inf]
         cfg = GenerationConfig(beam=300, nbest=5, max_len_b=3)
-        made = SequenceGenerator(build_setup([ScriptedModel(rule)], dictionary(vocab - 4), cfg, shortlist=candidates))
+        words = dictionary(vocab - 4)
+        setup = build_setup([ScriptedModel(rule)], words, cfg)
+        made = SequenceGenerator(restricted(setup, Shortlist(candidates, words)))
         assert_same_pairs(as_pairs(made.generate(batch_of([source]))[0][:5]), wanted)
 
 
@@ -276,8 +281,8 @@ def test_what_excludes_a_shortlist_is_refused(keys: dict[str, Any], words: str) 
         generator([sharp("fconv_tiny")], random_map(), **keys)
 
 
-def test_a_file_must_be_read_before_a_generator_is_built() -> None:
-    with pytest.raises(ConfigError, match=r"generation.shortlist=FILE names a file that has not been read"):
+def test_a_file_needs_the_source_vocabulary() -> None:
+    with pytest.raises(ConfigError, match=r"generation.shortlist=FILE needs the source vocabulary; pass it as"):
         generator([sharp("fconv_tiny")], None, shortlist="FILE")
 
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from seqgen.core.component import BatchInfo, Component, flattened
-from seqgen.core.errors import ConfigError
-from seqgen.core.finished import Ranking
-from seqgen.core.observers import Observer, Outcome, StepRecord
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.search import Search
-from seqgen.core.setup import DecodingSetup
-from seqgen.core.structures import Hypothesis
-from seqgen.decoding.processors.prefix_trie import TrieConstraint
+from seqgen.addons.catalogue.constraint import TrieConstraint
+from seqgen.config import GenerationConfig
+from seqgen.extend import (
+    BatchInfo,
+    Component,
+    ConfigError,
+    DecodingSetup,
+    Hypothesis,
+    InputLine,
+    LineStage,
+    LogitsProcessor,
+    Observer,
+    Outcome,
+    Ranking,
+    Resources,
+    Search,
+    StepRecord,
+    Translation,
+    flattened,
+    register_line_stage,
+)
 
 ROUNDING = 1e-4
 """A score must exceed the bound by this much, since both are rounded."""
@@ -113,6 +126,50 @@ def check_certifiable(search: Search, components: Sequence[Component], ranking: 
         )
 
 
-def certificate_of(setup: DecodingSetup) -> Certificate | None:
-    """The observer that bounds the scores of pruned outputs; ``None`` without one."""
-    return next((observer for observer in setup.observers if isinstance(observer, Certificate)), None)
+def certify(setup: DecodingSetup, certificate: bool, resources: Resources) -> DecodingSetup:
+    """The setup with an observer that bounds the scores of pruned outputs.
+
+    Args:
+        setup: the setup.
+        certificate: the value of the key, which is true.
+        resources: have the settings.
+
+    Raises:
+        ConfigError: a bound is impossible; see ``check_certifiable``.
+    """
+    components = [setup.ensemble.combination, *setup.processors, *setup.stopping]
+    check_certifiable(setup.search, components, setup.ranking)
+    bounds = Certificate(resources.settings.nbest, setup.processors)
+    return replace(setup, observers=[*setup.observers, bounds])
+
+
+@register_line_stage("certificate")
+class CertificateStage(LineStage):
+    """Says for each line whether its list is certified to be exact.
+
+    ``bound`` is an upper bound on the score of every output that the search has pruned, and ``exact`` whether the
+    hypotheses are the best of all allowed outputs; both are ``None`` for an empty line.
+
+    Args:
+        certificate: the observer that bounds the scores.
+    """
+
+    key = "certificate"
+
+    def __init__(self, certificate: Certificate):
+        self.certificate = certificate
+
+    @classmethod
+    def build(cls, cfg: GenerationConfig, resources: Resources) -> CertificateStage:
+        """Find the observer; see ``LineStage``."""
+        return cls(next(observer for observer in resources.observers if isinstance(observer, Certificate)))
+
+    def write(self, line: InputLine, translation: Translation) -> Translation:
+        """Add ``bound`` and ``exact``; see ``LineStage``."""
+        bound, exact = self.certificate.found.pop(line.number, (None, None))
+        return translation.with_extra("bound", bound).with_extra("exact", exact)
+
+    def record(self, translation: Translation) -> Mapping[str, Any]:
+        """Describe them in JSON; see ``LineStage``."""
+        extras = translation.extras
+        return {} if extras.get("exact") is None else {"exact": extras["exact"], "bound": extras["bound"]}

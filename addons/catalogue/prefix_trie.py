@@ -15,9 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from seqgen.core.errors import DataError
-from seqgen.system.files import new_file
-from seqgen.system.reading import open_regular
+from seqgen.extend import DataError, new_file, open_regular
 
 NOWHERE = -1
 """The node of a hypothesis that no sequence of the trie begins with."""
