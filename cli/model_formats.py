@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import torch
+
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.core.errors import ConfigError
 from seqgen.registry import import_declared
@@ -23,9 +25,14 @@ KEYS: dict[str, tuple[str, ...]] = {
 MODEL_FORMATS = list(KEYS)
 """The values of ``format``; ``register_model_format`` adds one."""
 
-WRITERS: dict[str, Any] = {"export": "seqgen.addons.export.onnx", "ctranslate2": "seqgen.addons.export.ctranslate2"}
-"""By the value of ``format`` what writes it, or the name of its module: ``check_installed()`` raises if a package is
-missing, and ``write(cfg, loaded)`` writes a model and prints what it wrote."""
+WRITERS: dict[str, Any] = {
+    "export": "seqgen.addons.export.onnx",
+    "ctranslate2": "seqgen.addons.export.ctranslate2",
+    "trie": "seqgen.addons.catalogue.convert",
+}
+"""By the value of ``format`` what writes it, or the name of its module: ``check(cfg)`` raises if a package or a key is
+missing, and ``write(cfg, loaded)`` writes what belongs to a model and prints what it wrote. ``DTYPE`` is that of the
+model, by default that of its file."""
 
 
 F = TypeVar("F", bound=Callable[[Any, LoadedModel], None])
@@ -50,7 +57,7 @@ def register_model_format(name: str) -> Callable[[F], F]:
         raise ConfigError(f"format={name} exists; rename yours")
 
     def decorator(function: F) -> F:
-        WRITERS[name] = SimpleNamespace(write=function, check_installed=lambda: None)
+        WRITERS[name] = SimpleNamespace(write=function, check=lambda _: None, DTYPE=torch.float32)
         KEYS[name] = ("reading",)
         MODEL_FORMATS.append(name)
         return function

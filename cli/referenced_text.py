@@ -12,8 +12,8 @@ from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
 from seqgen.cli.output import check_output
 from seqgen.config import (
-    DebugConfig,
     DecodingCommonConfig,
+    FastConfig,
     GenerateConfig,
     GenerateDatasetConfig,
     GenerationConfig,
@@ -42,13 +42,13 @@ class ReferencedTextConfig:
     input: str = option("", "text file to decode; empty for the split dataset.gen_subset", role="input_path")
     reference: str = option("", "text file with the reference outputs of input", role="input_path")
     prefix: str = like(GenerateConfig, "prefix")
-    json: str = option("", "file for the scores; - for standard output, not the table", role="output_path")
+    json: str = option("", "file for the scores; - for standard output, in place of the table", role="output_path")
     metric: str = option("bleu", "score to maximize", choices=METRICS)
     dataset: ReferencedSplitConfig = dataclasses.field(default_factory=ReferencedSplitConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
-    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+    fast: FastConfig = dataclasses.field(default_factory=FastConfig)
 
     def check(self) -> None:
         """Check before the models are loaded that there is a text with references, and that ``json`` can be written.

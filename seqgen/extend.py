@@ -2,8 +2,9 @@
 
 The groups are those of docs/reference.md, which has the arguments of each name. Keys and settings are in
 ``seqgen.config``. Users of models import from ``seqgen``, those who examine models and decodes from
-``seqgen.inspection`` and ``seqgen.addons.traces``, and those who derive a task from ``DenoisingTask`` from
-``seqgen.addons.mixtures``; every other module is private and may move. A name is loaded when it is used.
+``seqgen.inspection`` and ``seqgen.addons.traces``, those who derive a task from ``DenoisingTask`` from
+``seqgen.addons.mixtures``, and those who write a ``Feature`` of translations from ``seqgen.addons.confidence``; every
+other module is private and may move. A name is loaded when it is used.
 """
 
 from typing import TYPE_CHECKING
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from seqgen.core.beam_search import BeamSearch, Greedy
     from seqgen.core.candidates import Candidates, best_continuations, gather_beams
     from seqgen.core.combinations import Combination, ProbabilityMean, combine
-    from seqgen.core.component import (ATTENTION, FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS,
-        BatchInfo, Component, Composite, Phrases)
+    from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS,
+        MEMBER_LPROBS, BatchInfo, Component, Composite, Phrases, begin_component, flattened)
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
     from seqgen.core.contract import ContractError
     from seqgen.core.decoder import Decoder, IncrementalDecoder
@@ -44,13 +45,14 @@ if TYPE_CHECKING:
     from seqgen.core.errors import (CheckpointError, ConfigError, DataError, DecodingError, ResourceError, UserError,
         nearest, shown)
     from seqgen.core.finished import EachRow, FinishedHypotheses, FirstFinished, Ranking
-    from seqgen.core.incremental_state import StateDict, StatefulModule
-    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
+    from seqgen.core.incremental_state import StateDict, StatefulModule, rows_of_parents, rows_of_sentences
+    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
     from seqgen.core.model import EncoderDecoderModel
     from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
     from seqgen.core.processors import LogitsProcessor, apply_all
     from seqgen.core.rules import StoppingRule
     from seqgen.core.scores import Scores, own_beams
+    from seqgen.core.scoring import Scoring
     from seqgen.core.search import Search, choose_candidates
     from seqgen.core.sequence_generator import SequenceGenerator
     from seqgen.core.session import Session, has_steps
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from seqgen.core.structures import (Batch, DecoderOut, EncoderOut, Hypothesis, Segments, Source, map_tensors,
         tensors_in)
     from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
-    from seqgen.data.dictionary import Dictionary, VocabularyMap
+    from seqgen.data.dictionary import Dictionary
     from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption, replace_spans, span_counts, span_mask
     from seqgen.data.pair_dataset import Dataset, Example, PairDataset, Side, collate, pad_rows
     from seqgen.data.parquet import read_column
@@ -81,8 +83,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.options import build_setup
     from seqgen.decoding.planned_member import PlannedMember
     from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
-    from seqgen.decoding.processors.prefix_trie import PrefixConstraint
-    from seqgen.decoding.processors.tokens import Forbid, ForcePrefix
+    from seqgen.decoding.processors.tokens import Forbid, ForcePrefix, PrefixConstraint
     from seqgen.decoding.scorer import ScoredTarget, SequenceScorer
     from seqgen.decoding.search.constrained import ConstrainedSearch
     from seqgen.decoding.search.diverse import DiverseBeamSearch
@@ -102,13 +103,14 @@ if TYPE_CHECKING:
     from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
     from seqgen.modules.kv_cache.protocol import Attended, KeyValueCache, KeysAndValues
     from seqgen.modules.language_model import LanguageModel
+    from seqgen.modules.layered import LayerStack, LayeredDecoder, LayeredEncoder
     from seqgen.modules.linear import Linear
     from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
     from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
     from seqgen.modules.positions import LearnedPositions, RotaryPositions, Rotation
     from seqgen.modules.projected_output import ProjectedOutput
     from seqgen.modules.rms_norm import RMSNorm
-    from seqgen.modules.transformer_layer import ACTIVATIONS
+    from seqgen.modules.transformer_layer import ACTIVATIONS, AttentionLayer
     from seqgen.registry import (DECODING_COMPONENTS, GROUPS, MODELS, register_combination, register_criterion,
         register_feature, register_logits_processor, register_lr_scheduler, register_member_source, register_model,
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
@@ -126,10 +128,9 @@ if TYPE_CHECKING:
     from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
         split_files)
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
-    from seqgen.text.confidence.features import Feature
     from seqgen.text.input_line import InputLine, split_alternatives, with_prefixes
-    from seqgen.text.languages import TextModel, encode_target
-    from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
+    from seqgen.text.languages import LanguageReader, TextModel, encode_target
+    from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
     from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, count_ngrams,
         expected_utilities, utility_from_config)
@@ -151,9 +152,10 @@ __all__ = ["DECODING_COMPONENTS", "GROUPS", "BaseConfig", "CheckpointError", "Co
 __all__ += ["ContractError", "DataError", "DecodingError", "GenerationConfig", "ReadingConfig", "ResourceError"]
 __all__ += ["TrainConfig", "UserError", "nearest", "option", "register_options", "shown"]
 # All decoding components
-__all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
+__all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases", "Resources"]
-__all__ += ["StepContext", "StepOutputs", "best_continuations", "gather_beams", "map_tensors", "tensors_in"]
+__all__ += ["StepContext", "StepOutputs", "begin_component", "best_continuations", "flattened", "gather_beams"]
+__all__ += ["map_tensors", "tensors_in"]
 # Search strategies
 __all__ += ["TOKEN", "BeamSearch", "ConstrainedSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling"]
 __all__ += ["Search", "choose_candidates", "draw", "drawn_scores", "own_beams", "register_search", "uniform"]
@@ -168,39 +170,40 @@ __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "r
 __all__ += ["register_stopping_rule"]
 # Decoding loops
 __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "FirstFinished"]
-__all__ += ["Member", "MemberOutput", "Ranking", "ScoredTarget", "Scores", "SequenceGenerator", "SequenceScorer"]
-__all__ += ["Session", "Streamer", "build_setup", "check_features", "fairseq_generator", "generate_continuously"]
-__all__ += ["has_steps"]
+__all__ += ["Member", "MemberOutput", "Ranking", "ScoredTarget", "Scores", "Scoring", "SequenceGenerator"]
+__all__ += ["SequenceScorer", "Session", "Streamer", "build_setup", "check_features", "fairseq_generator"]
+__all__ += ["generate_continuously", "has_features", "has_steps", "rows_of_parents", "rows_of_sentences"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
-__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "Feature", "InputLine", "LineOrder", "LineStage", "Matrix"]
-__all__ += ["ModelInMemory", "NgramUtility", "Reranker", "TextDecoding", "TextHypothesis", "TextModel", "TextScore"]
-__all__ += ["Texts", "Translation", "Utility", "WordStreamer", "Writer", "corpus_metric", "corpus_scores"]
-__all__ += ["count_ngrams", "encode_target", "expected_utilities", "register_feature", "register_line_stage"]
-__all__ += ["register_metric", "register_output_format", "register_reranker", "register_utility"]
-__all__ += ["split_alternatives", "utility_from_config", "with_prefixes"]
+__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Matrix"]
+__all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis", "TextModel"]
+__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "corpus_metric"]
+__all__ += ["corpus_scores", "count_ngrams", "encode_target", "expected_utilities", "register_feature"]
+__all__ += ["register_line_stage", "register_metric", "register_output_format", "register_reranker"]
+__all__ += ["register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
-__all__ += ["ACTIVATIONS", "MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
-__all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
-__all__ += ["KeysAndValues", "LanguageModel", "LayerDropList", "LearnedPositions", "Linear", "MergedAttention"]
-__all__ += ["MultiheadAttention", "ProjectedOutput", "QueryPositions", "RMSNorm", "RotaryPositions", "Rotation"]
-__all__ += ["Segments", "Source", "StateDict", "StatefulModule", "StaticCache", "T5Model", "TransformerConfig"]
-__all__ += ["TransformerDecoder", "TransformerEncoder", "TransformerModel", "Vocabularies", "change_class"]
-__all__ += ["check_joined", "embedding_sizes", "num_parameters", "padding_mask_of", "recorded", "register_model"]
-__all__ += ["save_pretrained", "segment_mask", "soft_capped"]
+__all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
+__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
+__all__ += ["KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack", "LayeredDecoder", "LayeredEncoder"]
+__all__ += ["LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention", "ProjectedOutput"]
+__all__ += ["QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source", "StateDict"]
+__all__ += ["StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
+__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "check_joined"]
+__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "recorded", "register_model", "save_pretrained"]
+__all__ += ["segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
 __all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "DocumentEncoder", "Example"]
 __all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "Objective", "PairDataset"]
 __all__ += ["ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "PlainFormat", "PromptTask", "RawTextConfig"]
 __all__ += ["RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", "Side", "SpanCorruption"]
 __all__ += ["TargetLanguage", "Task", "Template", "Tokenizer", "TranslationConfig", "TranslationTask", "TsvFormat"]
-__all__ += ["VocabularyMap", "WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate"]
-__all__ += ["decode_line", "find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer"]
-__all__ += ["load_tokenizer", "missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks"]
-__all__ += ["read_column", "read_fields", "read_header", "read_lines", "read_model", "register_task"]
-__all__ += ["register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer", "span_counts"]
-__all__ += ["span_mask", "split_files", "split_numbers", "stream_lines", "write_settings"]
+__all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line"]
+__all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
+__all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
+__all__ += ["read_header", "read_lines", "read_model", "register_task", "register_tokenizer", "replace_spans"]
+__all__ += ["save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_mask", "split_files", "split_numbers"]
+__all__ += ["stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
 __all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decoding"]
@@ -208,12 +211,12 @@ __all__ += ["register_criterion", "register_lr_scheduler", "register_optimizer",
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "Layout", "LoadedModel", "Piece", "Placement"]
 __all__ += ["build_on_meta", "build_with_weights", "flatten", "fuse_projections", "load_base", "load_model"]
-__all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader"]
-__all__ += ["run_folder", "split_path", "stacked_pieces"]
+__all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader", "run_folder"]
+__all__ += ["split_path", "stacked_pieces"]
 # Commands
-__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output"]
-__all__ += ["check_plain_text", "clock", "compose", "duration", "import_plugins", "log", "read_referenced_text"]
-__all__ += ["register_model_format", "run", "set_up_device", "split_argument", "to_dict", "write_report"]
+__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output", "check_plain_text"]
+__all__ += ["clock", "compose", "duration", "import_plugins", "log", "read_referenced_text", "register_model_format"]
+__all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
 # Files and processes
 __all__ += ["STOPPING", "NotedSignals", "available_cores", "disk_errors", "end_with", "fingerprint", "is_stored"]
 __all__ += ["new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json", "parse_yaml"]

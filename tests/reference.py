@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 
 INTRODUCTION = """# The names of `seqgen.extend` and `seqgen.config`
 
-Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints all
-about one name. [extending.md](extending.md) says which classes to subclass. The names of `seqgen.config` are in [the
-last sections](#seqgenconfig-groups-of-keys).
+Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints the
+whole reference of one name. [extending.md](extending.md) says which classes to subclass. The names of `seqgen.config`
+are in [the last sections](#seqgenconfig-groups-of-keys).
 """
 
 

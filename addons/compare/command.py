@@ -41,7 +41,7 @@ class ShowConfig:
     )
     page: str = option("", "the HTML page; empty for a trace's name with .html, and none of runs", role="output_path")
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
-    json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", role="output_path")
+    json: str = option("", "of runs: file for JSON; - for standard output, in place of the table", role="output_path")
     languages: bool = option(
         False, "the codes for generation.source_lang and generation.target_lang; only the tokenizer is read"
     )

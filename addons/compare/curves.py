@@ -15,7 +15,7 @@ _WIDTH = 240
 _LINES = ("solid", "dashed", "dotted")
 """Kinds of lines, each with ten colours, as matplotlib and CSS call them."""
 _LOG_RANGE = 20
-"""Values of which the largest is so many times the smallest are drawn on a logarithmic scale."""
+"""The scale is logarithmic if the largest value is at least this many times the smallest."""
 
 
 def page_of_runs(runs: Sequence[Run], by: str = "") -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from seqgen.addons.compare.document import WIDTH, Table, text_of
+from seqgen.addons.compare.document import WIDTH, table_text
 from seqgen.cli.provenance import read_sessions, recorded_data
 from seqgen.config import TrainConfig, value_text
 from seqgen.extend import (
@@ -342,10 +342,9 @@ def _sortable_values(run: Run) -> dict[str, Any]:
     for key, value in run.config.items():
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
         found[key_name(key)] = value if isinstance(value, int | float) else shown(value)
-    columns = {name: getattr(run, name) for name in COLUMNS}
-    headings = {heading: columns[name] for name, heading in HEADINGS.items()}
-    scores = {name.lower(): value for name, value in run.best.items()}
-    return found | columns | headings | scores
+    found |= {name: getattr(run, name) for name in COLUMNS}
+    found |= {heading: found[name] for name, heading in HEADINGS.items()}
+    return found | {name.lower(): value for name, value in run.best.items()}
 
 
 def sort_names() -> list[str]:
@@ -379,13 +378,15 @@ def text_table(runs: Sequence[Run], by: str = "", width: int = WIDTH) -> str:
     scores = chosen_scores(runs, by)
     head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
     rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
-    parts: list[Table | str] = [Table(head, rows, texts=(1,)), ""]
+    parts = [table_text(head, rows, texts=(1,), width=width)]
     differing = {key_name(key): list(map(shown, values)) for key, values in differences(runs).items()}
     if found := _grouped(differing | _differing_sessions(runs)):
-        parts.append(Table(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,)))
+        parts.append(table_text(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,), width=width))
+    elif unread := ", ".join(run.name for run in runs if not run.config and len(runs) > 1):
+        parts.append(f"what differs is not known: the configuration of {unread} cannot be read")
     elif len(runs) > 1:
-        parts.append(_equal(runs))
-    return text_of(parts, width)
+        parts.append("the configurations are equal")
+    return "\n\n".join(parts)
 
 
 def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
@@ -444,14 +445,6 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _equal(runs: Sequence[Run]) -> str:
-    """The sentence on runs without a known difference."""
-    unread = ", ".join(run.name for run in runs if not run.config)
-    if unread:
-        return f"what differs is not known: the configuration of {unread} cannot be read"
-    return "the configurations are equal"
-
-
 def table_by_score(folders: Sequence[Path], metric: str) -> str:
     """A table of runs, the best first if they have the score ``metric``, else in their order."""
     runs = read_runs(folders)
@@ -471,7 +464,7 @@ def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
     """
     for name in folders:
         if name in keys and not Path(name).exists():
-            raise ConfigError(f"{name} is a key, which needs a value; set {name}=VALUE")
+            raise ConfigError(f"{name} is a key and needs a value; set {name}=VALUE")
     runs = read_runs(find_runs(folders))
     for problem in (problem for item in runs for problem in item.problems):
         log(problem)

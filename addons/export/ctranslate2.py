@@ -31,6 +31,8 @@ from seqgen.extend import (
     new_folder,
 )
 
+DTYPE = torch.float32
+"""The dtype in which ``seqgen-convert`` loads the model."""
 TOLERANCE = 1e-3
 """The largest difference of a log-probability, above which nothing is written."""
 
@@ -48,8 +50,11 @@ _LENGTHS, _STEPS = (6, 1, 9), 8
 """The random sentences of the comparison: lengths of sources, and length of all targets."""
 
 
-def check_installed() -> None:
+def check(cfg: Any) -> None:
     """Check that CTranslate2 is installed.
+
+    Args:
+        cfg: the configuration of ``seqgen-convert``.
 
     Raises:
         ConfigError: it is missing.

@@ -410,12 +410,17 @@ def largest_difference(
     return largest / scale
 
 
+DTYPE = torch.float32
+"""The dtype in which ``seqgen-convert`` loads the model."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """The packages that write and run ONNX files."""
 
 
-def check_installed() -> None:
+def check(cfg: Any) -> None:
     """Check that the packages for ONNX are installed.
+
+    Args:
+        cfg: the configuration of ``seqgen-convert``.
 
     Raises:
         ConfigError: one is missing.

@@ -370,7 +370,7 @@ def _tokenizers(files: _Files) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of source and target, whose last token is padding; one object if both are the same."""
     source, target = files.vocabularies
     if SPM in (source.suffix, target.suffix):
-        native = [SentencePieceTokenizer(read_model(file), origin=str(file)) for file in files.vocabularies]
+        native = [SentencePieceTokenizer(read_model(file), location=str(file)) for file in files.vocabularies]
         for tokenizer, file in zip(native, files.vocabularies, strict=True):
             if tokenizer.dictionary.pad() != len(tokenizer.dictionary) - 1:
                 raise DataError(f"{file} has a token for padding, which vocabularies of Marian do not have")
@@ -389,7 +389,7 @@ def _tokenizers(files: _Files) -> tuple[Tokenizer, Tokenizer]:
         dictionary = Dictionary(tokens, pad=len(tokens) - 1, eos=tokens["</s>"], unk=tokens["<unk>"], bos=None)
         text: Tokenizer = WhitespaceTokenizer(dictionary)
         made.append(
-            text if pieces is None else SentencePieceTokenizer(read_model(pieces), dictionary, origin=str(pieces))
+            text if pieces is None else SentencePieceTokenizer(read_model(pieces), dictionary, location=str(pieces))
         )
     same = ids[0] == ids[1] and files.sentencepiece == (None, None)
     return made[0], made[0] if same else made[1]
@@ -451,7 +451,9 @@ def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:
     settings["suppress"] = [] if decoding.get("allow-unk", False) else ["<unk>"]
     settings["beam"] = decoding.get("beam-size", 12, minimum=1)
     normalize = decoding.value("normalize", 0)
-    settings["lenpen"] = 1.0 if normalize is True else decoding.get("normalize", 0.0)  # 0: the sum is not divided
+    settings["length_penalty"] = (
+        1.0 if normalize is True else decoding.get("normalize", 0.0)
+    )  # 0: the sum is not divided
     penalty = decoding.get("word-penalty", 0.0)
     return settings, [f"{decoding.path}: word-penalty={penalty:g} is ignored"] if penalty else []
 

@@ -10,7 +10,7 @@ from seqgen.extend import BatchInfo, BeamSearch, Candidates, FinishedHypotheses,
 
 @register_search("marian")
 class MarianBeam(BeamSearch):
-    """Beam search in which each finished hypothesis leaves one beam less to continue, as in Marian.
+    """Beam search in which each finished hypothesis reduces the number of active beams by one, as in Marian.
 
     Hypotheses that reach the maximum length without end-of-sentence are cut there and compete with the others.
     """
@@ -24,7 +24,7 @@ class MarianBeam(BeamSearch):
 
 
 class MarianFinished(FirstFinished):
-    """The best candidates of a sentence either end or continue; as many as there are places without a hypothesis.
+    """Of the candidates of a sentence, the best ones end or continue: as many as places without a hypothesis.
 
     Args:
         batch: see ``FinishedHypotheses``.

@@ -108,7 +108,7 @@ class MixtureSource:
         fields = self.input.fields
         if len(fields) != 1:
             raise ConfigError(
-                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so that one line "
+                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so one line "
                 "of text cannot fill it; write complete inputs, and remove dataset.gen_source"
             )
         return self.input.render({fields[0]: line})

@@ -35,7 +35,7 @@ from seqgen.registry import MissingAddonError, import_declared
 from seqgen.system.files import new_folder
 
 LAYER_BYTES = 500
-"""Fewer bytes than the names and shapes of a layer's weights take in any file."""
+"""A lower bound of the bytes that the names and shapes of a layer's weights take in a file."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 

@@ -162,7 +162,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         return
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds no weights by name")
+        raise CheckpointError(f"{path} contains no named weights")
     content = dict(content)
     while content:
         name = next(iter(content))

@@ -13,11 +13,13 @@ from seqgen.core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from seqgen.config.common import MOST_WORKERS as MOST_WORKERS, CommonConfig, DecodingCommonConfig, TrainCommonConfig
     from seqgen.config.compose import sweep_values
-    from seqgen.config.generate import (GenerateConfig, GenerateDatasetConfig, JobConfig, JobGenerationConfig,
-        RayConfig, ReadingConfig, TraceConfig)
-    from seqgen.config.generation import SINGLE_COMPONENTS, DebugConfig, GenerationConfig, keys_tagged
+    from seqgen.config.generate import (GenerateConfig, GenerateDatasetConfig, JobConfig, RayConfig, ReadingConfig,
+        TraceConfig)
+    from seqgen.config.generation import SINGLE_COMPONENTS, FastConfig, GenerationConfig, keys_tagged
     from seqgen.config.keys import did_you_mean, known_keys
-    from seqgen.config.options import DEFAULT_COMBINATION as DEFAULT_COMBINATION, KEEPS_SCORES, SPEED, like, option
+    from seqgen.config.options import (ACROSS_VOCABULARIES, DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT,
+        KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key,
+        like, option)
     from seqgen.config.settings import ResolvedSettings, given_settings
     from seqgen.config.training import (DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE, BaseConfig, CheckpointConfig,
         DatasetConfig, DistributedConfig, OptimizationConfig, TrainConfig)
@@ -26,13 +28,14 @@ if TYPE_CHECKING:
 # fmt: on
 
 # Groups of keys
-__all__ = ["BaseConfig", "CheckpointConfig", "CommonConfig", "DatasetConfig", "DebugConfig"]
-__all__ += ["DecodingCommonConfig", "DistributedConfig", "GenerateConfig", "GenerateDatasetConfig"]
-__all__ += ["GenerationConfig", "JobConfig", "JobGenerationConfig", "OptimizationConfig", "RayConfig"]
-__all__ += ["ReadingConfig", "TraceConfig", "TrainCommonConfig", "TrainConfig"]
+__all__ = ["BaseConfig", "CheckpointConfig", "CommonConfig", "DatasetConfig", "DecodingCommonConfig"]
+__all__ += ["DistributedConfig", "FastConfig", "GenerateConfig", "GenerateDatasetConfig", "GenerationConfig"]
+__all__ += ["JobConfig", "OptimizationConfig", "RayConfig", "ReadingConfig", "TraceConfig", "TrainCommonConfig"]
+__all__ += ["TrainConfig"]
 # Declaring keys
-__all__ += ["KEEPS_SCORES", "SINGLE_COMPONENTS", "SPEED", "did_you_mean", "keys_tagged", "known_keys", "like"]
-__all__ += ["option"]
+__all__ += ["ACROSS_VOCABULARIES", "FILES", "INPUT", "KEEPS_SCORES", "LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS"]
+__all__ += ["SCORES_TARGETS", "SINGLE_COMPONENTS", "SPEED", "WHOLE_LINE", "Requirement", "decoding_key"]
+__all__ += ["did_you_mean", "keys_tagged", "known_keys", "like", "option"]
 # Values
 __all__ += ["from_dict", "split_argument", "sweep_values", "text_list", "text_values", "to_dict", "value_text"]
 # Settings of a decode

@@ -53,7 +53,7 @@ DEFAULT_COMPONENTS = {
     "optimizer": "adam",
     "lr_scheduler": "inverse_sqrt",
 }
-"""The components of a training that the user does not choose."""
+"""The component of each group that training uses unless the user chooses another."""
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -139,7 +139,7 @@ def _parsed(config: Any, key: str, value: str) -> Any:
     """
     annotation = annotation_of(config, key)
     if get_origin(annotation) is dict:
-        raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
+        raise ConfigError(f"{key!r} cannot be set as a whole; set single keys, which --help lists")
     try:
         return parse_value(key, value, annotation)
     except ValueError:

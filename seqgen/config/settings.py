@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from seqgen.config.generation import DebugConfig, GenerationConfig, keys_tagged
+from seqgen.config.generation import FastConfig, GenerationConfig, keys_tagged
 from seqgen.config.options import ENSEMBLE
 from seqgen.config.values import DEFAULTS, split_argument
 from seqgen.registry import DECODING_COMPONENTS
@@ -41,7 +41,7 @@ class Layer:
 class Settings:
     """An immutable stack of layers, in which a layer overrides those below it.
 
-    A key is ``generation.beam``, ``search.groups`` (of a component) or ``debug.use_cache``. Whoever gives settings may
+    A key is ``generation.beam``, ``search.groups`` (of a component) or ``fast.use_cache``. Whoever gives settings may
     leave out ``generation.``, and may give the keys of components together, as ``components``. A value has the type of
     its key; those of keys that name components may also be objects (``Component.setting``).
 
@@ -76,7 +76,7 @@ class Settings:
         """The value of a key; ``default`` if no layer sets it."""
         return self.values.get(_whole(key), default)
 
-    def origin(self, key: str) -> str:
+    def layer_of(self, key: str) -> str:
         """The name of the highest layer that sets a key; ``"default"`` if none does."""
         return next((layer.name for layer in reversed(self.layers) if _whole(key) in layer.values), "default")
 
@@ -86,9 +86,9 @@ class Settings:
         return as_fields(self.values)
 
     @property
-    def debug(self) -> dict[str, Any]:
-        """The values of the ``debug`` group, by the names of the fields of ``DebugConfig``."""
-        return {key.removeprefix("debug."): value for key, value in self.values.items() if key.startswith("debug.")}
+    def fast(self) -> dict[str, Any]:
+        """The values of the ``fast`` group, by the names of the fields of ``FastConfig``."""
+        return {key.removeprefix("fast."): value for key, value in self.values.items() if key.startswith("fast.")}
 
     @cached_property
     def _comparable(self) -> tuple[Any, ...]:
@@ -109,14 +109,14 @@ class ResolvedSettings:
     Attributes:
         settings: the layers, without that of the model.
         generation: the values of all keys. A key whose value is an object has an empty value.
-        debug: switches of optimizations.
+        fast: switches of optimizations.
         objects: the objects, by key; a list for a key that names several components.
         notes: notes for the user.
     """
 
     settings: Settings
     generation: GenerationConfig
-    debug: DebugConfig
+    fast: FastConfig
     objects: Mapping[str, Any]
     notes: tuple[str, ...]
 
@@ -125,7 +125,7 @@ class ResolvedSettings:
         """The values of all keys, by whole key."""
         return {
             **_by_whole_key(vars(self.generation)),
-            **{f"debug.{key}": value for key, value in vars(self.debug).items()},
+            **{f"fast.{key}": value for key, value in vars(self.fast).items()},
         }
 
     @cached_property
@@ -147,8 +147,8 @@ class ResolvedSettings:
         found = {key: getattr(cfg, key) for key in keys_tagged(ENSEMBLE)} | of_components
         if "combination" in self.objects:
             found["combination"] = self.objects["combination"]
-        if specs := self.objects.get("members"):
-            found["members"] = [spec or source for spec, source in zip(specs, cfg.members, strict=True)]
+        if specs := self.objects.get("member_sources"):
+            found["member_sources"] = [spec or source for spec, source in zip(specs, cfg.member_sources, strict=True)]
         return found
 
 
@@ -156,7 +156,7 @@ def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
     """The settings of decoding that the user gave on the command line, including values that equal the defaults.
 
     Args:
-        config: what ``compose`` made of the overrides, with the groups ``generation`` and ``debug``.
+        config: what ``compose`` made of the overrides, with the groups ``generation`` and ``fast``.
         overrides: ``key=value`` arguments.
 
     Returns:
@@ -165,7 +165,7 @@ def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for key in (split_argument(override)[0] for override in overrides):
         group, _, name = key.partition(".")
-        if group == "debug" or (group == "generation" and name in DEFAULTS):
+        if group == "fast" or (group == "generation" and name in DEFAULTS):
             given[key] = getattr(getattr(config, group), name)
         elif group in DECODING_COMPONENTS:
             given[key] = config.generation.components[key]
@@ -175,7 +175,7 @@ def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
 def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn values by whole key into values by the names of the fields of ``GenerationConfig``, without other groups."""
     found = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
-    of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "debug."))}
+    of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "fast."))}
     return {"components": of_components, **found} if of_components else found
 
 

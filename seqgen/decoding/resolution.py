@@ -11,12 +11,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import parse_components
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import KEEPS_SCORES, MODEL, WARPER
 from seqgen.config.settings import ResolvedSettings, Settings, as_fields
-from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
+from seqgen.config.values import (
+    DEFAULTS,
+    check_compatible,
+    from_dict,
+    incompatible,
+    non_default_values,
+    to_dict,
+    value_text,
+)
 from seqgen.core.component import Component
 from seqgen.core.errors import ConfigError, shown
 from seqgen.core.member import MemberSpec
@@ -39,7 +47,7 @@ def check_types(settings: Settings) -> None:
         ConfigError: a key is unknown, or a value has the wrong type or range.
     """
     from_dict(GenerationConfig, _without_objects(settings.generation)[0], "generation")
-    from_dict(DebugConfig, settings.debug, "debug")
+    from_dict(FastConfig, settings.fast, "fast")
 
 
 def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> ResolvedSettings:
@@ -71,14 +79,14 @@ def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> 
     cfg = dataclasses.replace(cfg, components=parse_components(cfg))
     check_compatible(cfg, given)
     notes = _notes(cfg, taken, models, given)
-    return ResolvedSettings(settings, cfg, from_dict(DebugConfig, settings.debug, "debug"), objects, tuple(notes))
+    return ResolvedSettings(settings, cfg, from_dict(FastConfig, settings.fast, "fast"), objects, tuple(notes))
 
 
 def _without_objects(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate the objects among settings; the keys of objects get empty values, which override the model's."""
     plain, objects = dict(fields), dict[str, Any]()
     for key, value in fields.items():
-        if key == "members" and isinstance(value, list) and any(isinstance(item, MemberSpec) for item in value):
+        if key == "member_sources" and isinstance(value, list) and any(isinstance(item, MemberSpec) for item in value):
             # by position, one entry for each model
             objects[key] = [item if isinstance(item, MemberSpec) else None for item in value]
             plain[key] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
@@ -129,7 +137,7 @@ def _notes(
     cfg: GenerationConfig, taken: Mapping[str, Any], models: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
 ) -> list[str]:
     """Notes on the settings that come from the model, and on members whose models have other ones."""
-    notable = restricting(taken)
+    notable = non_default_values(taken)
     if 0 < cfg.max_len <= cfg.max_len_b:  # the value only removes a default limit
         notable.pop("max_len_b", None)
     notable |= notable.pop("components", {})
@@ -155,4 +163,4 @@ def _config(values: Mapping[str, Any]) -> GenerationConfig:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """True if the scores of an output may differ from the log-probabilities of the models, or if that is unknown."""
-    return cfg.is_stochastic or bool(restricting(to_dict(cfg)).keys() - set(keys_tagged(KEEPS_SCORES)))
+    return cfg.is_stochastic or bool(non_default_values(to_dict(cfg)).keys() - set(keys_tagged(KEEPS_SCORES)))

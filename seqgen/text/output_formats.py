@@ -14,6 +14,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.resolution import changes_scores
+from seqgen.text.line_stages import installed_stages
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -41,7 +42,7 @@ def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
     """
     if cfg.format == "json":
         scores = len(translator.members) > 1 or changes_scores(translator.settings())
-        return Details(attention=not translator.by_agreement, scores=scores)
+        return Details(attention=translator.shares_vocabulary, scores=scores)
     return Details(attention=cfg.print_alignment)
 
 
@@ -64,10 +65,8 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
             _hypothesis(item, len(decoding.members)) | _top_tokens(item.hypothesis, decoding.task.target_dictionary)
             for item in translation.hypotheses
         ]
-        rated = {"features": translation.features or None, "confidence": translation.confidence}
-        rated |= {"review": translation.review}
-        rated = {name: value for name, value in rated.items() if value is not None}
-        return {"source": translation.source, **further, **rated, "hypotheses": hypotheses}
+        described = decoding.stages.record(translation)
+        return {"source": translation.source, **further, **described, "hypotheses": hypotheses}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {"id": translation.id, **fields(translation, **how)}
@@ -76,9 +75,6 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
         for name in ("prefix", "constraints", "notes"):
             if value := getattr(translation, name):
                 record[name] = value
-        record |= decoding.stages.record(translation)
-        if translation.exact is not None:
-            record |= {"exact": translation.exact, "bound": translation.bound}
         # a JSON parser turns the escapes back into the characters
         line = json_text(record)
         return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
@@ -190,15 +186,16 @@ def _field(text: str) -> str:
 
 
 def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """Format ``tsv``: source, output, score, confidence and ``review`` or nothing, after a line with these names."""
-    head = "source\toutput\tscore\tconfidence\treview\n"
+    """Format ``tsv``: source, output, score and the columns of line stages, after a line with their names."""
+    stages = installed_stages()
 
     def write(translation: Translation) -> str:
-        numbers = [f"{translation.score:.4f}" if translation.hypotheses else ""]
-        numbers.append("" if translation.confidence is None else f"{translation.confidence:.4f}")
-        texts = [_field(translation.source), _field(translation.text)]
-        fields = [*texts, *numbers, "review" if translation.review else ""]
-        return (head if translation.id == 0 else "") + "\t".join(fields) + "\n"
+        columns = {"source": translation.source, "output": translation.text}
+        columns["score"] = f"{translation.score:.4f}" if translation.hypotheses else ""
+        for stage in stages:
+            columns |= stage.columns(translation)
+        rows = [[*columns]] if translation.id == 0 else []
+        return "".join("\t".join(map(_field, row)) + "\n" for row in [*rows, [*columns.values()]])
 
     return write
 

@@ -127,7 +127,7 @@ def test_search_strategy(runs: Path) -> None:
 
 
 def test_logits_processor(runs: Path) -> None:
-    translator = Translator(text_model(), unnormalized=True, **SETTINGS)
+    translator = Translator(text_model(), normalize_scores=False, **SETTINGS)
     reward = 0.3
     longer = translator.translate(TEXTS, processors=[WordReward(2, reward)], return_scores=True)
     for line in longer:

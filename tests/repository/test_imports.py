@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from seqgen.config.generation import OPTIONS
+from seqgen.config.generation import OPTIONS, SWITCHES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,7 +33,7 @@ LAYERS = [
 ]
 """The parts of seqgen; each imports only from its own set and from those before it."""
 
-DECLARATIONS = {module.removeprefix("seqgen."): "config" for module, _ in OPTIONS}
+DECLARATIONS = {module.removeprefix("seqgen."): "config" for module, _ in (*OPTIONS, *SWITCHES)}
 """Modules that declare keys stand in the folders of their features, but belong to ``config``."""
 
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
@@ -57,6 +57,14 @@ def names() -> frozenset[str]:
 
 
 @functools.cache
+def homes() -> dict[str, str]:
+    """The names that ``seqgen.config`` loads when they are used, each in the module that defines it."""
+    tree = ast.parse((ROOT / "seqgen" / "config" / "__init__.py").read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {f"seqgen.config.{alias.name}": f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
+@functools.cache
 def imports(path: Path) -> frozenset[str]:
     """The seqgen modules that a file imports, also inside functions, for type checkers only, and by ``import_module``.
 
@@ -69,7 +77,8 @@ def imports(path: Path) -> frozenset[str]:
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path} has a relative import"
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            found.update(homes().get(name, name) for name in full)
     files = names()
     inside = (name.removeprefix("seqgen.") for name in found if name.startswith("seqgen."))
     return frozenset(name if name in files else name.rpartition(".")[0] for name in inside) - {""}
@@ -175,10 +184,7 @@ PRIVATE = {
     ("jobs/command.py", "seqgen.text.line_stages"): "summaries of line stages, in a process that builds none",
     ("jobs/source.py", "seqgen.data.parquet"): "a field of JSON lines is checked like a column",
     ("jobs/workers.py", "seqgen.config.user_files"): "a worker imports the user's files",
-    (
-        "marian/loader.py",
-        "seqgen.data.tokenizers.files",
-    ): "two SentencePiece files make one tokenizer of transformers",
+    ("marian/loader.py", "seqgen.data.tokenizers.files"): "two SentencePiece files make one tokenizer",
     ("marian/loader.py", "seqgen.data.tokenizers.pretrained"): "the same",
     ("mixtures/text_to_text.py", "seqgen.system.files"): "a frozen run folder has begun, although it has no checkpoint",
     ("t5gemma/layout.py", "seqgen.models.huggingface.architecture"): "the loader of Hugging Face folders reads it",
@@ -207,7 +213,7 @@ def test_addons_import_what_is_public_with_few_exceptions() -> None:
     assert not any(module.startswith("seqgen.addons") for _, module in found)
 
 
-SURFACES = PUBLIC | {"seqgen.inspection", "seqgen.addons.mixtures", "seqgen.addons.traces"}
+SURFACES = PUBLIC | {"seqgen.inspection", *(f"seqgen.addons.{name}" for name in ("confidence", "mixtures", "traces"))}
 """The modules that users import from; every other module may move."""
 
 
@@ -230,6 +236,7 @@ def test_examples_and_pages_import_the_documented_modules_only() -> None:
 
 def test_names_that_pages_mention_can_be_imported() -> None:
     """Names of seqgen in the text of the pages for authors of components, which do not import them from a module."""
+    import seqgen.addons.confidence
     import seqgen.addons.mixtures
     import seqgen.extend
 
@@ -238,10 +245,11 @@ def test_names_that_pages_mention_can_be_imported() -> None:
     for page in ("extending", "papers", "objectives", "decoding"):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         named = {*re.findall(r"`([A-Z]\w+)(?=[`(.])", re.sub(r"```.*?```", "", text, flags=re.DOTALL))}
-        assert named & defined - {*dir(seqgen.extend), *seqgen.__all__, *seqgen.addons.mixtures.__all__} == set(), page
-        private = re.findall(r"`(seqgen\.\w+\.\w[\w.]*)", text)
-        public = tuple(f"{surface}." for surface in SURFACES - {"seqgen"})
-        assert [name for name in private if not f"{name}.".startswith(public)] == [], page
+        public = {*dir(seqgen.extend), *seqgen.__all__, *seqgen.addons.mixtures.__all__, *dir(seqgen.addons.confidence)}
+        assert named & defined - public == set(), page
+        dotted = re.findall(r"`(seqgen\.\w+\.\w[\w.]*)", text)
+        beginnings = tuple(f"{surface}." for surface in SURFACES - {"seqgen"})
+        assert [name for name in dotted if not f"{name}.".startswith(beginnings)] == [], page
 
 
 def test_other_spellings_are_refused() -> None:
