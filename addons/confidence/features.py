@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from seqgen.config.values import LARGEST_FLOAT
-from seqgen.core.contract import contract_error
+from seqgen.config import LARGEST_FLOAT
 from seqgen.extend import (
     Chrf,
     Component,
@@ -17,6 +16,7 @@ from seqgen.extend import (
     Resources,
     TextHypothesis,
     Translation,
+    contract_error,
     register_feature,
     shown,
 )

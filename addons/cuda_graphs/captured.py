@@ -27,19 +27,20 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.addons.cuda_graphs.graphs import GRAPHS
-from seqgen.core.errors import listing
-from seqgen.core.incremental_state import IncrementalState, leaves
+from seqgen.core.incremental_state import leaves
 from seqgen.core.member import encode, run_decoder
 from seqgen.extend import (
     LAYER_LOGITS,
     DecodingSetup,
     EncoderDecoderModel,
+    IncrementalState,
     Member,
     MemberOutput,
     PlannedMember,
     Resources,
     Source,
     has_features,
+    listing,
     map_tensors,
     rows_of_sentences,
 )

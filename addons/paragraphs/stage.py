@@ -25,9 +25,9 @@ from seqgen.extend import (
     TextHypothesis,
     TextModel,
     Translation,
+    library_errors,
     register_line_stage,
 )
-from seqgen.system.error_messages import library_errors
 
 
 def _pairs(text: str) -> dict[str, str]:
