@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS,
         MEMBER_LPROBS, BatchInfo, Component, Composite, Phrases, begin_component, flattened)
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
-    from seqgen.core.contract import ContractError
+    from seqgen.core.contract import ContractError, contract_error
     from seqgen.core.decoder import Decoder, IncrementalDecoder
     from seqgen.core.encoder import Encoder
     from seqgen.core.errors import (CheckpointError, ConfigError, DataError, DecodingError, ResourceError, UserError,
-        nearest, shown)
+        listing, nearest, shown)
     from seqgen.core.finished import EachRow, FinishedHypotheses, FirstFinished, Ranking
     from seqgen.core.incremental_state import StateDict, StatefulModule, rows_of_parents, rows_of_sentences
     from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from seqgen.data.parquet import read_column
     from seqgen.data.record_lines import (DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, Records, Template,
         TsvFormat, is_json, read_fields, read_header)
-    from seqgen.data.text import (ParallelFiles, decode_line, find_files, find_parallel, is_pipe, read_chunks,
+    from seqgen.data.text import (ParallelFiles, decode_line, digest, find_files, find_parallel, is_pipe, read_chunks,
         read_lines, stream_lines)
     from seqgen.data.text_datasets import NoisyTextDataset
     from seqgen.data.token_store import available_cores, build_store
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
     from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
     from seqgen.data.vocabularies import Vocabularies, check_joined, embedding_sizes
-    from seqgen.decoding.building import Resources
+    from seqgen.decoding.building import Resources, build
     from seqgen.decoding.combinations import Fusion, LogProbabilityMean, MeanConfig
     from seqgen.decoding.continuous_batching import generate_continuously
     from seqgen.decoding.fairseq_arguments import fairseq_generator
@@ -117,12 +117,13 @@ if TYPE_CHECKING:
         register_task, register_utility)
     from seqgen.system.devices import out_of_memory
     from seqgen.system.downloads import watched
-    from seqgen.system.error_messages import printable, reading_errors
+    from seqgen.system.error_messages import library_errors, printable, reading_errors
     from seqgen.system.files import (disk_errors, new_file, new_folder, open_own, remove_leftovers, run_lock, sync,
         write_atomically)
     from seqgen.system.processes import STOPPING, NotedSignals, end_with
     from seqgen.system.progress import LineProgress, clock, duration
-    from seqgen.system.reading import is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path
+    from seqgen.system.reading import (is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path,
+        unique_keys)
     from seqgen.task import PromptTask, Task
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
@@ -132,7 +133,7 @@ if TYPE_CHECKING:
     from seqgen.text.languages import LanguageReader, TextModel, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
-    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, count_ngrams,
+    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compared, count_ngrams,
         expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
@@ -150,11 +151,11 @@ if TYPE_CHECKING:
 # Declaring a component
 __all__ = ["DECODING_COMPONENTS", "GROUPS", "BaseConfig", "CheckpointError", "CommonConfig", "ConfigError"]
 __all__ += ["ContractError", "DataError", "DecodingError", "GenerationConfig", "ReadingConfig", "ResourceError"]
-__all__ += ["TrainConfig", "UserError", "nearest", "option", "register_options", "shown"]
+__all__ += ["TrainConfig", "UserError", "contract_error", "listing", "nearest", "option", "register_options", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
-__all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases", "Resources"]
-__all__ += ["StepContext", "StepOutputs", "begin_component", "best_continuations", "flattened", "gather_beams"]
+__all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases", "Resources", "StepContext"]
+__all__ += ["StepOutputs", "begin_component", "best_continuations", "build", "flattened", "gather_beams"]
 __all__ += ["map_tensors", "tensors_in"]
 # Search strategies
 __all__ += ["TOKEN", "BeamSearch", "ConstrainedSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling"]
@@ -178,7 +179,7 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 # From lines to lines
 __all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Matrix"]
 __all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis", "TextModel"]
-__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "corpus_metric"]
+__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compared", "corpus_metric"]
 __all__ += ["corpus_scores", "count_ngrams", "encode_target", "expected_utilities", "register_feature"]
 __all__ += ["register_line_stage", "register_metric", "register_output_format", "register_reranker"]
 __all__ += ["register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
@@ -198,7 +199,7 @@ __all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "O
 __all__ += ["ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "PlainFormat", "PromptTask", "RawTextConfig"]
 __all__ += ["RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", "Side", "SpanCorruption"]
 __all__ += ["TargetLanguage", "Task", "Template", "Tokenizer", "TranslationConfig", "TranslationTask", "TsvFormat"]
-__all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line"]
+__all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line", "digest"]
 __all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
 __all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
 __all__ += ["read_header", "read_lines", "read_model", "register_task", "register_tokenizer", "replace_spans"]
@@ -219,8 +220,8 @@ __all__ += ["clock", "compose", "duration", "import_plugins", "log", "read_refer
 __all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
 # Files and processes
 __all__ += ["STOPPING", "NotedSignals", "available_cores", "disk_errors", "end_with", "fingerprint", "is_stored"]
-__all__ += ["new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json", "parse_yaml"]
-__all__ += ["printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock", "similar_path", "sync"]
-__all__ += ["watched", "write_atomically"]
+__all__ += ["library_errors", "new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json"]
+__all__ += ["parse_yaml", "printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock", "similar_path"]
+__all__ += ["sync", "unique_keys", "watched", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -22,23 +22,22 @@ from torch import nn
 
 from seqgen.addons.confidence.options import ConfidenceOptions
 from seqgen.config import FILES, INPUT, SPEED, GenerationConfig, from_dict, keys_tagged, option
-from seqgen.config.values import DEFAULTS
-from seqgen.core.errors import listing
-from seqgen.data.text import digest
 from seqgen.extend import (
     ConfigError,
     DataError,
     Matrix,
     Translation,
     Utility,
+    compared,
+    digest,
+    listing,
     parse_json,
     read_bytes,
     reading_errors,
     to_dict,
+    unique_keys,
     write_atomically,
 )
-from seqgen.system.reading import unique_keys
-from seqgen.text.reranking import compared
 
 FORMAT = "seqgen calibration 1"
 KEEPS_BEST = ("nbest", "observers")
@@ -262,7 +261,8 @@ def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
     """The decoding settings on which a calibration depends, where they are not the defaults; of files, the checksum."""
     own = [each.name for each in dataclasses.fields(ConfidenceOptions)]
     left_out = {*own, *KEEPS_BEST, *keys_tagged(SPEED), *keys_tagged(INPUT)}
-    chosen = {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
+    defaults = to_dict(GenerationConfig())
+    chosen = {key: value for key, value in to_dict(cfg).items() if value != defaults[key] and key not in left_out}
     for key in keys_tagged(FILES):
         if key in chosen and Path(chosen[key]).is_file():
             chosen[key] = digest([Path(chosen[key])])
