@@ -186,7 +186,7 @@ class BoostedLprob(Feature):
             ConfigError: the top tokens are not known, or there is only one for each output token.
         """
         item = translation.hypotheses[0]
-        tokens, scores = item.hypothesis.top_tokens, item.hypothesis.top_scores
+        tokens, scores = item.top_tokens, item.top_scores
         if tokens is None or scores is None or tokens.size(1) < 2:
             raise ConfigError("the feature boosted_lprob needs generation.top_tokens=2 or more, such as 20; set it")
         top = scores.double().exp()
