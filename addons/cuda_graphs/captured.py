@@ -40,7 +40,6 @@ from seqgen.extend import (
     Resources,
     Source,
     has_features,
-    listing,
     map_tensors,
     rows_of_sentences,
 )
@@ -84,7 +83,7 @@ def obstacle(model: EncoderDecoderModel, device: torch.device) -> str:
     """Why no step of a model can be recorded on a device; empty if steps can."""
     decoder: Any = model.decoder
     if device.type not in GRAPHS:
-        return f"steps are recorded on {listing(sorted(GRAPHS))}, not on {device.type}"
+        return f"steps are recorded on {' and '.join(sorted(GRAPHS))}, not on {device.type}"
     if not getattr(decoder, "can_merge", False) or decoder.reads_history or model.continues_source:
         return f"{type(decoder).__name__} does not set can_merge, reads earlier tokens or continues its source"
     return "" if decoder.shares_encoder_output else f"{type(decoder).__name__} does not set shares_encoder_output"
