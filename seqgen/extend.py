@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         read_lines, stream_lines)
     from seqgen.data.text_datasets import NoisyTextDataset
     from seqgen.data.token_store import available_cores, build_store
-    from seqgen.data.tokenizers.base import (SENTINEL, Tokenizer, WhitespaceTokenizer, load_tokenizer,
+    from seqgen.data.tokenizers.base import (SENTINEL, Tokenizer, WhitespaceTokenizer, load_tokenizer, read_ids,
         register_tokenizer, save_tokenizer, write_settings)
     from seqgen.data.tokenizers.languages import AddedTokens, TargetLanguage
     from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
@@ -201,7 +201,8 @@ __all__ += ["TargetLanguage", "Task", "Template", "Tokenizer", "TranslationConfi
 __all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line"]
 __all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
 __all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
-__all__ += ["read_header", "read_lines", "read_model", "register_task", "register_tokenizer", "replace_spans"]
+__all__ += ["read_header", "read_ids", "read_lines", "read_model", "register_task", "register_tokenizer"]
+__all__ += ["replace_spans"]
 __all__ += ["save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_mask", "split_files", "split_numbers"]
 __all__ += ["stream_lines", "write_settings"]
 # Training

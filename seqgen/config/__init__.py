@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from seqgen.config.options import (ACROSS_VOCABULARIES, DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT,
         KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key,
         like, option)
-    from seqgen.config.settings import ResolvedSettings, given_settings
+    from seqgen.config.settings import ResolvedSettings, Settings, given_settings
     from seqgen.config.training import (DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE, BaseConfig, CheckpointConfig,
         DatasetConfig, DistributedConfig, OptimizationConfig, TrainConfig)
     from seqgen.config.values import from_dict, split_argument, text_list, text_values, to_dict, value_text
@@ -39,6 +39,6 @@ __all__ += ["did_you_mean", "keys_tagged", "known_keys", "like", "option"]
 # Values
 __all__ += ["from_dict", "split_argument", "sweep_values", "text_list", "text_values", "to_dict", "value_text"]
 # Settings of a decode
-__all__ += ["ResolvedSettings", "given_settings"]
+__all__ += ["ResolvedSettings", "Settings", "given_settings"]
 
 __getattr__, __dir__ = lazy_names(__name__)

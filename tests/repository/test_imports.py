@@ -176,6 +176,8 @@ PRIVATE = {
     ("compare/command.py", "seqgen.cli.commands"): "shows a trace, by the table of what add-ons make",
     ("compare/runs.py", "seqgen.cli.provenance"): "reads the versions and data of a run, as training recorded them",
     ("compare/runs.py", "seqgen.training.run_log"): "reads the log and the scores of a run",
+    ("cross_vocabulary/ensemble.py", "seqgen.decoding.resolution"): "settings are completed as for one vocabulary",
+    ("cross_vocabulary/ensemble.py", "seqgen.text.languages"): "a note that nothing chooses the language",
     ("export/onnx.py", "seqgen.system.switches"): "a graph must not depend on the example with which it is traced",
     ("jobs/command.py", "seqgen.cli.line_decoding"): "a worker decodes and writes lines as seqgen-generate does",
     ("jobs/command.py", "seqgen.cli.provenance"): "the manifest has the versions that training records",
