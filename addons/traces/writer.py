@@ -31,7 +31,6 @@ from seqgen.extend import (
     disk_errors,
     encode_target,
     has_steps,
-    share_vocabulary,
 )
 
 _TOGETHER = 32
@@ -67,7 +66,7 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        if not share_vocabulary(decoding.members):
+        if any(member.task.target_dictionary != decoding.task.target_dictionary for member in decoding.members):
             raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
         if not has_steps(setup.search):
             raise ConfigError(_no_steps(_called(setup.search)))
