@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
+from seqgen.cli.generate import check_input, prefix_lines
+from seqgen.cli.line_decoding import load_with_notes, settings_of_part
 from seqgen.cli.output import check_output, write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
+from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, read_lines_with_references
 from seqgen.config import option
 from seqgen.config.settings import given_settings
 from seqgen.core.errors import ConfigError, DataError
@@ -23,9 +23,9 @@ from seqgen.text.confidence.calibration import (
     Calibration,
     Measured,
     calibrated_settings,
-    fitted,
-    halves,
-    measured,
+    fit_calibration,
+    measure_quality,
+    split_into_halves,
     weights_fingerprint,
 )
 from seqgen.text.confidence.report import PICTURES, ConfidenceReport
@@ -75,10 +75,10 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     _check_keys(cfg)
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
+    references, _ = check_input(cfg)
+    loaded = load_with_notes(cfg, set_up_device(cfg.common))
     task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
+    lines, references = read_lines_with_references(cfg, task, references)
     translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), **given_settings(cfg, overrides))
     names = list(dict.fromkeys(cfg.generation.quality_features)) or FEATURES
     decoding = translator.prepare(quality_features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
@@ -88,7 +88,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = build(UTILITIES, cfg.metric, Utility, decoding.cfg, resources)
     log(f"decoding {len(lines)} lines ...")
-    found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
+    found = measure_quality(decoding.translate(lines, prefix_lines(cfg)), references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
     mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
@@ -101,9 +101,9 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     if not cfg.generation.confidence:
         values = numpy.array([[one.features[name] for name in names] for one in found.translations])
         facts = {"model": weights_fingerprint(translator.models), "settings": calibrated_settings(decoding.cfg)}
-        made = fitted(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
+        made = fit_calibration(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
         made.save(Path(cfg.output))
-        rows = halves(len(values))[1]
+        rows = split_into_halves(len(values))[1]
         rest = Measured([found.translations[row] for row in rows], found.qualities[rows], found.unrelated[rows])
         return _report(cfg, rest, made.probabilities(values[rows]), made.quality)
     made = Calibration.load(Path(cfg.generation.confidence))

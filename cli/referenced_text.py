@@ -47,7 +47,7 @@ class ReferencedTextConfig:
     fast: FastConfig = dataclasses.field(default_factory=FastConfig)
 
 
-def lines_with_references(
+def read_lines_with_references(
     cfg: ReferencedTextConfig, task: Task, references: list[str] | None
 ) -> tuple[list[str], list[str]]:
     """The lines to decode and the reference of each.

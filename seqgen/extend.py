@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
     from seqgen.modules.cached_weight import CachedWeight, change_class
     from seqgen.modules.dropout import Dropout
-    from seqgen.modules.inspection import recorded
+    from seqgen.modules.inspection import record_passes
     from seqgen.modules.kv_cache.growing import GrowingCache
     from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
     from seqgen.modules.linear import Linear
@@ -134,7 +134,7 @@ if TYPE_CHECKING:
         register_task,
         register_utility,
     )
-    from seqgen.system.downloads import watched
+    from seqgen.system.downloads import watch_download
     from seqgen.system.files import disk_errors, new_file, new_folder, write_atomically
     from seqgen.system.reading import parse_json, read_bytes
     from seqgen.task import Task
@@ -164,7 +164,7 @@ if TYPE_CHECKING:
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
     from seqgen.training.optimizers import SGD
-    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decoding
+    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decode_option
 
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
@@ -202,7 +202,7 @@ __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Drop
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
 __all__ += ["KeysAndValues", "LearnedPositions", "Linear", "MultiheadAttention", "QueryPositions", "RMSNorm"]
 __all__ += ["RotaryPositions", "Source", "StateDict", "StatefulModule", "TransformerConfig", "TransformerDecoder"]
-__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "recorded", "register_model"]
+__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "record_passes", "register_model"]
 __all__ += ["save_pretrained"]
 # Tasks, data and tokenizers
 __all__ += ["Batch", "Dictionary", "Example", "NoiseTokens", "Objective"]
@@ -214,7 +214,7 @@ __all__ += ["register_task", "register_tokenizer", "replace_spans", "save_pretra
 __all__ += ["span_counts", "span_mask", "split_numbers", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
-__all__ += ["SequenceCriterion", "TargetPositions", "cross_entropy", "decoding", "register_criterion"]
+__all__ += ["SequenceCriterion", "TargetPositions", "cross_entropy", "decode_option", "register_criterion"]
 __all__ += ["register_lr_scheduler", "register_optimizer", "target_logits"]
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "Placement", "build_with_weights"]
@@ -222,6 +222,6 @@ __all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_byte
 __all__ += ["register_checkpoint_loader"]
 # Commands
 __all__ += ["check_output", "disk_errors", "log", "new_file", "new_folder", "parse_json", "run", "set_up_device"]
-__all__ += ["split_argument", "to_dict", "watched", "write_atomically"]
+__all__ += ["split_argument", "to_dict", "watch_download", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from seqgen.core.contract import ContractError
-from seqgen.system.error_messages import missing
+from seqgen.system.error_messages import missing_hook
 
 
 class Violation(Exception):
@@ -72,7 +72,7 @@ def at(**place: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+def remove_hooks_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Remove hooks of modules at the end."""
     try:
         yield
@@ -99,7 +99,7 @@ class Raised(Violation):
         places = [place for place in places if place[0] not in _LIBRARIES]
         of_user = [place for place in places if place[0] != "seqgen"]
         _, file, line = (of_user or places)[-1]
-        why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
+        why = (isinstance(error, NotImplementedError) and missing_hook(error)) or str(error).strip().partition("\n")[0]
         contract = isinstance(error, ContractError)
         super().__init__(why if contract else f"{type(error).__name__}: {why} ({file}:{line})")
         self.by_user = contract or bool(of_user)

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seqgen.addons.compare.document import Table, text_of
-from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, seed_of, untested
+from seqgen.addons.compare.significance import (
+    LEVEL,
+    Measure,
+    System,
+    Tested,
+    measure,
+    run_paired_tests,
+    score_all,
+    seed_of,
+)
 from seqgen.metrics import Texts
 
 VERSION = 1
@@ -176,9 +185,9 @@ def compare(systems: Sequence[System], texts: Texts, options: Options) -> Compar
     texts = replace(texts, hypotheses=systems[0].hypotheses)
     every = {name: measure(name, texts) for name in options.metrics}
     measures = {name: item for name, item in every.items() if isinstance(item, Measure)}
-    results = untested(systems, every)
+    results = score_all(systems, every)
     if options.bootstrap and measures:
-        results |= paired_tests(systems, measures, options.seed, options.randomization)
+        results |= run_paired_tests(systems, measures, options.seed, options.randomization)
     signatures = {name: item.signature for name, item in every.items()}
     lower = [name for name, item in every.items() if item.lower_is_better]
     found = Comparison(systems, texts, options, results, signatures, lower)

@@ -76,7 +76,7 @@ def seed_of(given: int) -> int:
     return int(text)
 
 
-def paired_tests(
+def run_paired_tests(
     systems: Sequence[System], measures: Mapping[str, Measure], seed: int, randomization: bool = True
 ) -> dict[str, list[Tested]]:
     """Test systems against the first one.
@@ -101,7 +101,7 @@ def paired_tests(
     bootstrap = _paired(systems, measures, seed, "bs")
     trials = _paired(systems, measures, seed, "ar") if randomization and len(systems) > 1 else None
     found: dict[str, list[Tested]] = {}
-    for name, plain in untested(systems, measures).items():
+    for name, plain in score_all(systems, measures).items():
         found[name] = []
         for number, system in enumerate(plain):
             result, other = bootstrap[name][number], trials[name][number] if trials else None
@@ -113,7 +113,7 @@ def paired_tests(
     return found
 
 
-def untested(systems: Sequence[System], measures: Mapping[str, Measure | WholeTextMeasure]) -> dict[str, list[Tested]]:
+def score_all(systems: Sequence[System], measures: Mapping[str, Measure | WholeTextMeasure]) -> dict[str, list[Tested]]:
     """The scores of systems without intervals and tests."""
     first, *others = systems
     return {

@@ -30,7 +30,7 @@ from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.registry import register_task
 from seqgen.system.files import is_frozen, write_atomically
 from seqgen.system.reading import parse_yaml, read_bytes
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split, missing_split
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split, missing_split_error
 
 
 @dataclass
@@ -368,7 +368,7 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
     found = [source for source in sources if source.has(split)]
     if not found:
         names = ", ".join(source.name for source in sources)
-        raise missing_split(
+        raise missing_split_error(
             split, f"no source has the split {split!r}; give its files under {split} in one of: {names}"
         )
     return found

@@ -23,7 +23,7 @@ from seqgen.addons.traces.difference import (
 )
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.cli.line_decoding import check_plain_text
 from seqgen.cli.output import check_output, write_report
 from seqgen.config import CommonConfig, FastConfig, GenerationConfig, ReadingConfig, option
@@ -111,8 +111,8 @@ def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
             )
     if cfg.json:
         check_output("json", cfg.json)
-    tables = tool("the table of runs")
-    runs = tables.runs_of(cfg.runs, vars(cfg))
+    tables = import_tool("the table of runs")
+    runs = tables.load_runs(cfg.runs, vars(cfg))
     if len(runs) != 2:
         names = ", ".join(run.name for run in runs)
         raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")

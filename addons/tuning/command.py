@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from seqgen.addons.tuning.trials import Setting, Trial, arguments_of, score_settings
 from seqgen.checkpoints.loading import split_path
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
+from seqgen.cli.generate import check_input, prefix_lines
+from seqgen.cli.line_decoding import load_with_notes, settings_of_part
 from seqgen.cli.output import write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
+from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, read_lines_with_references
 from seqgen.config.compose import compose
 from seqgen.config.keys import did_you_mean, known_keys
 from seqgen.config.settings import given_settings
@@ -60,10 +60,10 @@ def tune(cfg: ReferencedTextConfig, shared: Sequence[str], tuned: Sequence[str])
     values = {
         each: given_settings(compose(ReferencedTextConfig, [*shared, each]), [each]) for each in itertools.chain(*space)
     }
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
+    references, _ = check_input(cfg)
+    loaded = load_with_notes(cfg, set_up_device(cfg.common))
     task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
+    lines, references = read_lines_with_references(cfg, task, references)
     prefixes = prefix_lines(cfg)
     # the last one is the setting to compare the others with
     settings: list[Setting] = [*itertools.product(*space), ()]

@@ -110,6 +110,5 @@ def _check_column(schema: Any, file: Path, column: str, key: str) -> None:
     kind = kind.value_type if str(kind).startswith("dictionary") else kind
     if str(kind) not in ("string", "large_string", "string_view"):
         raise DataError(
-            f"{file}: the values of {column!r} are not text but {shown(str(kind))}; set {key} to the column of "
-            "the text"
+            f"{file}: the values of {column!r} are not text but {shown(str(kind))}; set {key} to the column of the text"
         )

@@ -32,7 +32,7 @@ from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.bit_exact import make_bit_exact
-from seqgen.decoding.building import Resources, build, naming
+from seqgen.decoding.building import Resources, build, name_key_in_errors
 from seqgen.decoding.captured import Capturing
 from seqgen.decoding.certificate import Certificate, check_certifiable
 from seqgen.decoding.combinations import Guidance
@@ -224,13 +224,13 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
         found = {}
         for key in keys:
             if (value := getattr(cfg, key)) != neutral[key]:
-                with naming(f"generation.{key}"):
+                with name_key_in_errors(f"generation.{key}"):
                     found[key] = makers[key](value)
         return found
 
     registered = []
     for name in cfg.processors:
-        with naming(f"processor.{name}"):
+        with name_key_in_errors(f"processor.{name}"):
             registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
     words = resources.dictionary
     processors = rules.order(make(*usual), registered, None if words.pad() == words.eos() else words.pad())
@@ -290,7 +290,7 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
     Raises:
         ConfigError: a token is not in the vocabulary.
     """
-    with naming("generation.end_symbols"):
+    with name_key_in_errors("generation.end_symbols"):
         return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary).tokens(cfg.end_symbols)]))
 
 

@@ -45,7 +45,7 @@ class CriterionOut:
     logging: dict[str, Tensor | float] = field(default_factory=dict)
 
 
-def checked(criterion: Any, out: Any) -> CriterionOut:
+def check_out(criterion: Any, out: Any) -> CriterionOut:
     """Check what a criterion returned.
 
     Args:

@@ -198,7 +198,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda c, x: {"a": torch.zeros(*c.tokens.shape, 1 + x.step)}, r"a \(3, 8, 1\) of .* returns \(3, 8, 2\)"),
     (lambda c, x: {"a": c.scores, **({"b": c.scores} if x.step else {})}, "field 'b' is missing at some steps"),
     (lambda c, x: {"a": c.scores, **({} if x.step else {"b": c.scores})}, "field 'b' is missing at some steps"),
-    (lambda c, _: {"sum": c.scores}, "Prefixes and another component both return the field 'sum'; remove one of the two"),
+    (lambda c, _: {"sum": c.scores}, "Prefixes and another component both return the field 'sum'; remove"),
 ]
 
 

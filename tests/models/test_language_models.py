@@ -215,9 +215,7 @@ def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, b
             assert "maximum length" in translation.notes[-1]
         else:
             assert translation.text == ""
-            assert translation.notes == [
-                "the prompt has 11 tokens and the model 10 positions, so the output is empty"
-            ]
+            assert translation.notes == ["the prompt has 11 tokens and the model 10 positions, so the output is empty"]
     assert rooms == [9, 3, 1, 0, 10]
     both = Translator([item, item], member_sources=["field1", "field2"]).prepare()
     sources = [item.task.encode_source(text) for text in ("w1 w2", "w1 " * 6)]

@@ -78,6 +78,4 @@ class ProcessorOptions:
     remove_invalid: bool = decoding_key(
         False, "replace NaN and infinite scores by finite values instead of stopping with an error", MODEL
     )
-    processors: list[str] = decoding_key(
-        [], "names of additional logits processors, applied after all others", MODEL
-    )
+    processors: list[str] = decoding_key([], "names of additional logits processors, applied after all others", MODEL)
