@@ -106,7 +106,7 @@ class ScoreConfig:
         minimum=0,
     )
     context_window: int = option(
-        0, "language models: tokens of each block that are context, seen but scored in the block before", minimum=0
+        0, "language models: first tokens of a block that are only context; the block before scored them", minimum=0
     )
     output: str = option(
         "-",

@@ -59,7 +59,7 @@ def require(
 
 @contextmanager
 def at(**place: int | None) -> Iterator[None]:
-    """Give another place to the violations that are raised within.
+    """Set the place of the violations that are raised in the ``with`` block.
 
     Args:
         place: the step, sentence or beam of the violation; ``None`` for none.
@@ -73,7 +73,7 @@ def at(**place: int | None) -> Iterator[None]:
 
 @contextmanager
 def remove_hooks_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks of modules at the end."""
+    """Remove hooks of modules at the end of the ``with`` block."""
     try:
         yield
     finally:

@@ -471,7 +471,7 @@ COMPONENT_ADVICE: Advice[Decoding] = {
         "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
         "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
     ),
-    "NaN is an error": "scores that are NaN are replaced or compared away, so that a damaged model is not noticed",
+    "NaN is an error": "NaN scores are hidden by a replacement or comparison, so a damaged model goes unnoticed",
     "forbidden tokens": _FORBIDDEN,
     "a sentence without outputs": _FORBIDDEN,
     "candidates are continuations": _FIRST_STEP,

@@ -358,7 +358,7 @@ CRITERION_ADVICE: Advice[Training] = {
         "true, and keep nothing on the criterion"
     ),
     "decoding is not training": (
-        "decoding is not apart from training; decode with self.decode(model, batch), which uses evaluation mode"
+        "decoding interferes with training; decode with self.decode(model, batch), which uses evaluation mode"
     ),
     "decoding reads current weights": (
         "decoding uses cached weights of an earlier update; decode with self.decode(model, batch), and cache no weights"

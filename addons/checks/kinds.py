@@ -131,7 +131,7 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
-            f"the model has {positions[0]} source and {positions[1]} target positions, and the checks need {SHORTEST}; "
+            f"the model has {positions[0]} source and {positions[1]} target positions, but the checks need {SHORTEST}; "
             "set the model's maximum lengths to at least that"
         )
     return subject
@@ -145,7 +145,7 @@ def _use_cache(decoder: nn.Module, name: str) -> None:
         unread += cache.__subclasses__()
     layers = [one for one in decoder.modules() if isinstance(one, MultiheadAttention) and not one.encoder_decoder]
     if name not in found or not layers:
-        wrong = f"there is no class of this name{nearest(name, found)}" if layers else "the decoder has no attention"
+        wrong = f"the name is unknown{nearest(name, found)}" if layers else "the decoder has no attention"
         raise ConfigError(f"cache={name}: {wrong}; name a subclass of KeyValueCache, and a transformer")
     for layer in layers:
         layer.cache = found[name]
@@ -259,7 +259,7 @@ def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) 
             subject.models.append(build(words, 1))
     begin, end = subject.ids.words
     if end - begin < FEWEST:
-        raise ConfigError(f"the vocabulary has a range of {end - begin} words at most, and the checks need {FEWEST}")
+        raise ConfigError(f"the vocabulary has at most {end - begin} words in a row, but the checks need {FEWEST}")
     subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     return _accepted(subject, note)
 

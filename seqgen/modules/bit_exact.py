@@ -419,7 +419,7 @@ class BitExact(TorchFunctionMode):
         if func in REFUSED:
             raise ConfigError(
                 f"generation.bit_exact=true: the model calls {getattr(func, '__name__', func)}, whose last bits depend "
-                "on the batch, and which has no exact form; use functions of seqgen.modules.bit_exact.REPLACED in "
+                "on the batch, and which has no replacement; use functions of seqgen.modules.bit_exact.REPLACED in "
                 "the model, such as linear and matmul, or remove the key"
             )
         return func(*args) if kwargs is None else func(*args, **kwargs)

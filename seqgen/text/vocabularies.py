@@ -120,8 +120,8 @@ class DifferentVocabularies(SharedVocabulary):
     def check_scorable(self) -> None:
         """See ``SharedVocabulary``."""
         raise ConfigError(
-            "known targets are scored by models with one target vocabulary, and these have different ones; score "
-            "with each model alone"
+            "only models with the same target vocabulary can score known targets together, and these have different "
+            "ones; score with each model alone"
         )
 
     def language_notes(self, cfg: GenerationConfig) -> list[str]:

@@ -377,7 +377,7 @@ class SpeculativeSearch(Search):
         self.inner = inner or BeamSearch()
         if self.inner.session_class is not None:
             raise ConfigError(
-                f"a draft is verified token by token, and {type(self.inner).__name__} has a loop of its own; "
+                f"a draft is verified token by token, but {type(self.inner).__name__} has its own decoding loop; "
                 "choose greedy search or sampling, or remove the draft"
             )
         self.drafter = drafter
