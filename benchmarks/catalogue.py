@@ -27,6 +27,8 @@ import numpy as np
 import torch
 
 from benchmarks.decoding.models import random_sources, save_random_t5
+from seqgen.addons.catalogue.constraint import TrieConstraint
+from seqgen.addons.catalogue.prefix_trie import PrefixTrie
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import FastConfig, GenerationConfig
@@ -34,8 +36,6 @@ from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import collate
 from seqgen.decoding.options import build_setup
-from seqgen.decoding.prefix_trie import PrefixTrie
-from seqgen.decoding.processors.prefix_trie import TrieConstraint
 
 LENGTH = 4
 SOURCE = 32

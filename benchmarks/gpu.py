@@ -39,14 +39,15 @@ import torch
 from benchmarks.decoding.models import SHAPES, save_random_t5, save_random_transformer
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import SEQGEN, Workload
+from seqgen.addons.cuda_graphs import captured
+from seqgen.addons.cuda_graphs.captured import CapturedStep
 from seqgen.core.errors import ConfigError, listing
-from seqgen.decoding import captured
-from seqgen.decoding.captured import CapturedStep
 from seqgen.system.devices import find_device
 from seqgen.system.switches import MAPPED_WEIGHTS
-from tests.generation.test_captured_steps import CAPTURED
+from tests.addons.cuda_graphs.recording_gpu import recording_gpu
+from tests.addons.cuda_graphs.test_captured_steps import CAPTURED
 from tests.generation.test_gpu import CASES, FAST, FURTHER, OPTIONS, assert_equal, decode
-from tests.simulated_gpu import Counts, simulated_gpu
+from tests.simulated_gpu import Counts
 
 KITS = {SEQGEN: "seqgen_worker.Seqgen", "transformers": "huggingface_worker.HuggingFace"}
 KITS |= {"ctranslate2": "ctranslate2_worker.CTranslate2"}
@@ -246,7 +247,7 @@ def device_of(name: str) -> Iterator[tuple[str, str, Counts | None]]:
         ConfigError: it is not available.
     """
     if name == "simulated":
-        with simulated_gpu() as counts, MAPPED_WEIGHTS.off():
+        with recording_gpu() as counts, MAPPED_WEIGHTS.off():
             yield "gpu", "a simulated GPU, whose times mean nothing", counts
         return
     device = find_device(name)

@@ -21,7 +21,7 @@ COMMANDS = {
 }
 """What each command is for, by its name."""
 
-OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
+OF_ADDONS = {"calibrate": "confidence", "check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
 """The add-on that a command belongs to, by the name of the command without ``seqgen-``."""
 
 

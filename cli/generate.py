@@ -148,7 +148,6 @@ class _Outputs:
         typed: shows notes at once if a user types the lines.
         hypotheses: the text of each line.
         tokens: number of tokens of these texts.
-        marked: number of lines that a person should read.
         counts: what the line stages counted, by name.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
@@ -156,7 +155,6 @@ class _Outputs:
     typed: TypedLines | None
     hypotheses: list[str] = field(default_factory=list)
     tokens: int = 0
-    marked: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[tuple[int, str]] = field(default_factory=list)
 
@@ -164,7 +162,6 @@ class _Outputs:
         """Add the next line."""
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
-        self.marked += bool(translation.review)
         notes = [(translation.id + 1, note) for note in translation.notes]
         if self.typed is None:
             self.notes += notes
@@ -191,8 +188,6 @@ def _check_keys(cfg: GenerateConfig) -> None:
     check_outputs(cfg)
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
-    if cfg.stream and cfg.generation.confidence:
-        raise ConfigError("stream=true writes no probabilities (generation.confidence); remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
         raise ConfigError("remove_bpe and detokenize need whole outputs, which stream=true does not have; remove one")
     files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
@@ -288,8 +283,6 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
             for line in format_scores(text_scores(hypotheses, references), hypotheses):
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
-    if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for review", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 
 

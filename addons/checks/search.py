@@ -13,9 +13,7 @@ from torch import Tensor
 from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, at, needs, require
 from seqgen.addons.checks.subject import SOURCES, Decoding, Results, Subject
 from seqgen.config import FastConfig
-from seqgen.core.errors import ConfigError
-from seqgen.data.pair_dataset import pad_rows
-from seqgen.decoding.scorer import SequenceScorer
+from seqgen.extend import ConfigError, SequenceScorer, pad_rows
 
 
 def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str, first: int = 0) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Violation, needs, require
 from seqgen.addons.checks.subject import BEAM, LENGTHS, Subject, expand
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.extend import IncrementalDecoder, KeyValueCache
 
 
 class Decode:
@@ -251,7 +250,8 @@ def joining_batches_changes_nothing(subject: Subject, beam_indirection: bool | N
 
 def start_offsets_are_read(subject: Subject) -> None:
     """Columns before the start offset of a sentence are masked, and do not count as positions."""
-    needs(subject.reads_start_offsets, "the decoder does not read start offsets (can_merge)")
+    reads = subject.decoder.can_merge and not subject.is_language_model  # which counts all columns
+    needs(reads, "the decoder does not read start offsets (can_merge)")
     decoder, starts = subject.decoder, [0, 2, 3, 1]
     batch = subject.inputs(target_length=9, rows_per_sentence=BEAM)
     encoder_out = subject.encode(batch)

@@ -9,7 +9,6 @@ from importlib import resources
 from string import Template
 
 from seqgen.addons.compare.runs import Run, shown, text_table
-from seqgen.cli.provenance import recorded_data
 
 _WIDTH = 240
 """Columns of the table, which can be scrolled."""
@@ -50,7 +49,7 @@ def charts(runs: Sequence[Run]) -> dict[str, dict[int, Mapping[int, float]]]:
     wanted = {("train", "loss"), *(("valid", name) for run in runs for name in ("loss", run.metric.lower()))}
     found, texts = dict[str, dict[int, Mapping[int, float]]](), dict[str, str]()
     for number, run in enumerate(runs):
-        name, digest = shown(run.config.get("task.valid", "")), recorded_data(run.sessions, "valid")
+        name, digest = shown(run.config.get("task.valid", "")), run.data("valid")
         text = texts.setdefault(digest or name, f"{name} {digest[:12]}".rstrip())
         for (event, score), curve in run.curves.items():
             if (event, score.lower()) in wanted:

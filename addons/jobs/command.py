@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from seqgen.addons.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
+from seqgen.addons.jobs.folder import ERRORS, JobFolder, manifest_of, merged_notes
 from seqgen.addons.jobs.job import Job, JobStopped, Stop
+from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, find_source, plan_parts
-from seqgen.addons.jobs.workers import Answers, LocalWorkers, Workers
-from seqgen.checkpoints.serialization import fingerprint
-from seqgen.cli.command import import_plugins
+from seqgen.addons.jobs.workers import Answers, Workers
 from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
@@ -33,29 +32,35 @@ from seqgen.cli.line_decoding import (
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import SPEED, GenerateConfig, keys_tagged
-from seqgen.data.text import is_pipe
-from seqgen.data.token_store import available_cores
 from seqgen.extend import (
+    FORMATS,
     ConfigError,
+    LineProgress,
     Translation,
     UserError,
+    available_cores,
     check_output,
     disk_errors,
+    duration,
+    fingerprint,
+    import_plugins,
+    is_pipe,
     log,
     new_file,
+    remove_leftovers,
+    run_lock,
     set_up_device,
     split_argument,
     to_dict,
 )
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
-from seqgen.system.files import remove_leftovers, run_lock
-from seqgen.system.progress import LineProgress, duration
 from seqgen.text.line_stages import summaries
-from seqgen.text.output_formats import FORMATS
-from seqgen.text.text_decoding import BUFFER_SIZE
 
 FAILED_LINES = 3
 """Exit code of a job that is done, but in which lines have failed."""
+
+PIECE_LINES = 4096
+"""Number of lines that a worker gets at a time if ``generation.buffer_size`` is 0."""
 
 
 def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[str]) -> int:
@@ -104,10 +109,10 @@ def _run(
     files = file_digests(named_files(named))
     log(f"reading {cfg.input} ...")
     plan = plan_parts(source, cfg.job.part_lines, stop.check)
-    manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.job.part_lines, plan, versions())
-    folder.open(manifest)
-    piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
-    job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
+    read = {**models, **files}
+    folder.open(manifest_of(_settings(cfg, given), read, cfg.job.part_lines, plan, versions()), plan.parts)
+    piece_lines = cfg.generation.buffer_size or PIECE_LINES
+    job = Job(folder, source, plan, fingerprint(read), piece_lines, log, stop.check)
     before = folder.lines
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
@@ -258,15 +263,14 @@ class CommandDecoder:
         if divisor > 1:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, tokens, counts, marked = list[str](), list[tuple[int, str]](), 0, Counter[str](), 0
+        outputs, notes, tokens, counts = list[str](), list[tuple[int, str]](), 0, Counter[str]()
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens
             counts.update(self.decoding.stages.counts(translation))
-            marked += bool(translation.review)
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=tokens, counts=counts, marked=marked)
+        return Answers(outputs, notes=notes, tokens=tokens, counts=counts)
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """Format the output of a line without an answer; see ``LineDecoder``."""
@@ -296,8 +300,6 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
-    if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for review")
     for line in summaries(cfg.generation, sum((Counter(record["counts"]) for record in folder.records()), Counter())):
         log(line)
     if failed:

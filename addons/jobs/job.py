@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from seqgen.addons.jobs.folder import JobFolder
 from seqgen.addons.jobs.source import Part, Plan, Source, cut, text_digest
 from seqgen.addons.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
-from seqgen.extend import DataError, ResourceError
-from seqgen.system.processes import NotedSignals
-from seqgen.system.progress import LineProgress
+from seqgen.extend import DataError, LineProgress, NotedSignals, ResourceError
 
 DEATHS = 2
 """Number of workers that may die while they decode a piece; it is then split, or given up if it is a single line."""

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.candidates import Candidates
-from seqgen.core.component import BatchInfo
-from seqgen.core.finished import FinishedHypotheses, FirstFinished, Ranking
-from seqgen.registry import register_search
+from seqgen.extend import BatchInfo, BeamSearch, Candidates, FinishedHypotheses, FirstFinished, Ranking, register_search
 
 
 @register_search("marian")

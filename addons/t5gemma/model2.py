@@ -22,12 +22,15 @@ from seqgen.addons.t5gemma.model import (
     T5GemmaModel,
 )
 from seqgen.config import option
-from seqgen.core.errors import ConfigError
-from seqgen.data.vocabularies import Vocabularies, check_joined
-from seqgen.modules.multihead_attention import MergedAttention
-from seqgen.modules.positions import RotaryPositions, Rotation
-from seqgen.modules.rms_norm import RMSNorm
-from seqgen.registry import register_model
+from seqgen.extend import (
+    ConfigError,
+    MergedAttention,
+    RMSNorm,
+    RotaryPositions,
+    Vocabularies,
+    check_joined,
+    register_model,
+)
 
 PATTERN = 6
 """Every sixth layer attends to all positions, unless a configuration names the types of layers."""
@@ -92,14 +95,10 @@ class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
     def __init__(self, cfg: T5Gemma2Config):
         super().__init__(cfg, "decoder")
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, mask: Tensor | None, rotation: Rotation, *source: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform each new position; see ``T5GemmaDecoderLayer.forward`` and ``MergedAttention.forward``."""
-        attended, weights = self.self_attn(
-            self.self_attn_layer_norm(x), *source, mask, is_causal=mask is None, rotation=rotation, **options
-        )
-        return self._feed_forward(self.dropout.residual(x, self.self_attn_post_norm(attended))), weights
+    def forward(self, x: Tensor, *arguments: Tensor | None, **options: Any) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """Transform each new position; see ``AttentionLayer``. The weights are those of the source."""
+        attended, weights = self.self_attn(self._before("self_attn", x), *arguments, **options)
+        return self._transformed(self._after("self_attn", x, attended)), weights
 
 
 class T5Gemma2Embedding(nn.Embedding):

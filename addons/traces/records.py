@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from seqgen.core.finished import Ranking
-from seqgen.core.observers import Outcome
 from seqgen.decoding.rules import RULES
+from seqgen.extend import Outcome, Ranking
 
 R = TypeVar("R")
 FORMAT, VERSION = "seqgen-trace", 1
@@ -294,20 +293,13 @@ class TracedSteps:
 
     steps: Sequence[StepTrace]
 
-    def path(self, step: int, rank: int) -> list[tuple[int, int]]:
-        """The candidates that lead to a candidate, itself included: pairs of step and rank, the oldest first."""
-        found = [(step, rank)]
-        while step:
-            rank = self.steps[step - 1].next[self.steps[step].beams[rank]]
-            if rank < 0:
-                break
-            step -= 1
-            found.append((step, rank))
-        return found[::-1]
-
     def tokens(self, step: int, rank: int) -> list[int]:
         """The tokens of a candidate, the newest included."""
-        return [self.steps[s].tokens[r] for s, r in self.path(step, rank)]
+        found = [self.steps[step].tokens[rank]]
+        while step and (rank := self.steps[step - 1].next[self.steps[step].beams[rank]]) >= 0:
+            step -= 1
+            found.append(self.steps[step].tokens[rank])
+        return found[::-1]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from seqgen.config import DEFAULT_COMBINATION, SINGLE_COMPONENTS, GenerationConfig, TrainConfig
+from seqgen.config.generation import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.config.keys import annotation_of, is_group, locate, types_of
+from seqgen.config.options import DEFAULT_COMBINATION
+from seqgen.config.training import TrainConfig
 from seqgen.config.values import (
     check_ranges,
     check_value,

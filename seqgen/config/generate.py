@@ -9,6 +9,9 @@ from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig
 from seqgen.config.generation import FastConfig, GenerationConfig
 from seqgen.config.options import option
 
+OUTPUT_FORMATS = ["text", "json", "fairseq", "tsv"]
+"""The values of ``format``; ``register_output_format`` adds one."""
+
 
 @dataclass
 class GenerateDatasetConfig:
@@ -142,7 +145,7 @@ class GenerateConfig:
     format: str = option(
         "text",
         "output format; tsv has a header and the columns source, output, score, confidence and review",
-        choices=("text", "json", "fairseq", "tsv"),
+        choices=OUTPUT_FORMATS,
     )
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
     remove_bpe: str = option(

@@ -12,7 +12,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seqgen.config import TrainConfig
+from seqgen.config.generation import check_installed
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError
 from seqgen.registry import GROUPS
 
@@ -57,6 +58,7 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
         owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
     fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
     if last not in fields:
+        check_installed(key)
         raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
     if dataclasses.is_dataclass(getattr(owner, last)):
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
@@ -116,7 +118,7 @@ OTHER_NAMES: dict[str, str] = {
     "r": "reference",
     "s": "task.source_lang | source",
     "scoring": "reference",
-    "unnormalized": "generation.normalize_scores=false | normalize_scores=false",
+    "unnormalized": "generation.normalize_scores=false",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
     # as in seqgen-generate

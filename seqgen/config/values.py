@@ -11,10 +11,10 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import keys_tagged
+from seqgen.config.generation import KEYS_OF_ADDONS, FastConfig, GenerationConfig, check_installed, keys_tagged
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.config.options import Requirement
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -317,6 +317,10 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     values = {}
     for key, value in plain.items():
         if key not in fields:
+            if schema in (GenerationConfig, FastConfig) and key in KEYS_OF_ADDONS:
+                if value == KEYS_OF_ADDONS[key][1]:
+                    continue  # the configuration of a run has all keys
+                check_installed(f"{'fast' if schema is FastConfig else 'generation'}.{key}")
             raise ConfigError(
                 f"{where}: unknown key {shown(f'{prefix}{key}')}{nearest(str(key), fields)}; correct or remove it"
             )

@@ -150,9 +150,9 @@ class Component(Flagged):
     """The key of the ``generation`` group whose value may be such an object in place of a name; empty if none is."""
 
     certifiable: bool = False
-    """True if ``generation.certificate`` may be used with it: a combination turns log-probabilities into scores of at
-    most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a
-    strategy prunes only candidates that score below its beams."""
+    """True if the scores of pruned outputs can be bounded. Of log-probabilities, a combination makes scores of at most
+    0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a strategy
+    prunes only candidates that score below its beams."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -325,10 +325,8 @@ def fields_of(
     """
     found: dict[str, Tensor] = {}
     for one in with_fields(components):
-        fields: Mapping[str, Tensor] = check_returned(
-            one, "token_fields", one.token_fields(candidates, context), Mapping
-        )
-        for name, value in fields.items():
+        values: Any = check_returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        for name, value in values.items():
             if name in found:
                 raise ConfigError(
                     f"{type(one).__name__} and another component both return the field {name!r}; remove one of the two"

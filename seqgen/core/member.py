@@ -249,12 +249,8 @@ class Member:
 
     def merge(self, other: Member) -> None:
         """Append the sentences of another batch, decoded by the same model."""
-        decoder, encoder = self.model.decoder, self.model.encoder
-        assert isinstance(decoder, IncrementalDecoder)
-        assert self.state is not None
-        assert other.state is not None
-        self.encoder_out = encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
-        self.state = decoder.merge(self.state, other.state)
+        self.encoder_out = self.model.encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
+        self.state = self.model.decoder.merge(self.state, other.state)  # type: ignore[operator]
 
     def crop(self, positions: int) -> None:
         """Drop the first positions, which no sentence sees."""

@@ -61,11 +61,9 @@ class BatchStage(Protocol):
 
     def before(self, sample: Batch) -> Batch:
         """The batch that is decoded in place of ``sample``; its sentences are the same."""
-        ...
 
     def after(self, one: Hypothesis, sample: Batch) -> Hypothesis:
         """The result for ``sample``, given that of the batch that was decoded."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,6 @@ class ByteLines(Protocol):
 
     def readline(self, limit: int, /) -> bytes:
         """The next line, cut after ``limit`` bytes; empty at the end."""
-        ...
 
 
 def stream_lines(stream: ByteLines, name: str) -> Iterator[str]:

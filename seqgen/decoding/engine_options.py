@@ -10,7 +10,6 @@ from seqgen.config.options import (
     CALL,
     DEFAULT_COMBINATION,
     ENSEMBLE,
-    KEEPS_CONFIDENCE,
     KEEPS_SCORES,
     MODEL,
     NOT_IN_TRAINING,
@@ -156,7 +155,7 @@ class ObserverOptions:
     """What observes each step."""
 
     observers: list[str] = decoding_key(
-        [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES | KEEPS_CONFIDENCE
+        [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES
     )
 
 

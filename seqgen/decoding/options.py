@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from seqgen.config import DEFAULT_COMBINATION, FastConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import keys_tagged
-from seqgen.config.options import STRATEGY, WARPER
+from seqgen.config.options import NEEDS_STEPS, STRATEGY, WARPER
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
 from seqgen.core.component import with_fields
@@ -29,26 +28,22 @@ from seqgen.core.rules import StoppingRule
 from seqgen.core.search import Search
 from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
-from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.bit_exact import make_bit_exact
-from seqgen.decoding.building import Resources, build, name_key_in_errors
-from seqgen.decoding.captured import Capturing
-from seqgen.decoding.certificate import Certificate, check_certifiable
+from seqgen.decoding.building import Resources, build, changed, naming
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember
-from seqgen.decoding.processors import length, prefix_trie, tokens, warpers
+from seqgen.decoding.processors import length, tokens, warpers
 from seqgen.decoding.rules import ToolkitRules, rules_named
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.sampling import RandomSearch
-from seqgen.decoding.shortlist import Shortlist, ShortlistScoring
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import stopping_from_config
 from seqgen.decoding.top_tokens import TopTokens
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES, import_declared
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, apply_switches
 
 
@@ -59,7 +54,7 @@ def build_setup(
     tokenizer: Tokenizer | None = None,
     draft: EncoderDecoderModel | None = None,
     *,
-    shortlist: VocabularyMap | None = None,
+    source_dictionary: Dictionary | None = None,
     search_strategy: Search | None = None,
     combination: Combination | None = None,
     processors: Sequence[LogitsProcessor] = (),
@@ -76,7 +71,7 @@ def build_setup(
         cfg: the configuration.
         tokenizer: the target tokenizer, for keys whose values are texts.
         draft: the model that ``cfg.draft`` names; it has the same target vocabulary.
-        shortlist: the content of the file that ``cfg.shortlist`` names.
+        source_dictionary: the source vocabulary, for keys that need it.
         search_strategy: used instead of the strategy of the configuration.
         combination: used instead of the combination of the configuration.
         processors: further logits processors, applied after those of the configuration.
@@ -97,7 +92,7 @@ def build_setup(
         _check_search_keys(cfg, search_strategy)
     ends = end_tokens_from_config(cfg, tgt_dict)
     encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
-    resources = Resources(tgt_dict, encode, decode, ends[1:])
+    resources = Resources(tgt_dict, encode, decode, ends[1:], source_dictionary=source_dictionary, settings=cfg)
     search = search_strategy or search_from_config(cfg, resources)
     if cfg.is_constrained and not search.enforces_constraints:
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
@@ -109,24 +104,25 @@ def build_setup(
             f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
             "lower generation.nbest, or choose another strategy"
         )
-    if cfg.top_tokens:
-        _check_default_loop(search, "top_tokens", cfg.top_tokens)
+    for key in keys_tagged(NEEDS_STEPS):
+        if (value := getattr(cfg, key)) and search.session_class is not None:
+            raise ConfigError(
+                f"generation.{key}={value} is not supported by {type(search).__name__}, which has its own decoding "
+                "loop; remove it, or use beam search, greedy search or sampling"
+            )
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
     fast = fast or FastConfig()
-    capturing = Capturing()
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
-    bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
-    of_shortlist = _shortlist(cfg, search, shortlist, resources)
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
-        observers=[*named, *observers, *bounds, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
+        observers=[*named, *observers, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
         ranking=Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
         beam_size=beam,
@@ -138,20 +134,16 @@ def build_setup(
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         fast=fast_paths(fast),
-        member=capturing.member if fast.cuda_graphs else PlannedMember,
-        scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, fast.shortlist_columns),
-        around=[partial(_switches, fast), *([capturing.around] if fast.cuda_graphs else [])],
+        member=PlannedMember,
+        around=[partial(_switches, fast)],
         around_step=[_threads],
     )
-    if cfg.bit_exact:
-        setup = make_bit_exact(setup)
+    setup = changed("setup", changed("setup", setup, fast, resources), cfg, resources)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
         raise ConfigError(
             "{} records values at each step, but {} does not decode step by step; remove one of them".format(*names)
         )
-    if cfg.certificate:
-        check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
 
 
@@ -173,35 +165,6 @@ def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
     return fastest_threads(session.scores.numel(), session.scores.device)
 
 
-def _check_default_loop(search: Search, key: str, value: Any) -> None:
-    if search.session_class is not None:
-        raise ConfigError(
-            f"generation.{key}={value} is not supported by {type(search).__name__}, which has its own decoding loop; "
-            "remove it, or use beam search, greedy search or sampling"
-        )
-
-
-def _shortlist(
-    cfg: GenerationConfig, search: Search, candidates: VocabularyMap | None, resources: Resources
-) -> Shortlist | None:
-    """The shortlist, which contains the tokens that the configuration forces.
-
-    Raises:
-        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has another
-            decoding loop.
-    """
-    if candidates is None:
-        if cfg.shortlist:
-            raise ConfigError(
-                f"generation.shortlist={cfg.shortlist} names a file that has not been read; pass its VocabularyMap as "
-                "shortlist=MAP where the generator is built"
-            )
-        return None
-    _check_default_loop(search, "shortlist", cfg.shortlist)
-    forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
-    return Shortlist(candidates, resources.dictionary, forced)
-
-
 def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources: Resources) -> list[LogitsProcessor]:
     """Build all processors of a configuration, in the order of the rules; warpers come last.
 
@@ -218,7 +181,8 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
         DataError: the file of allowed outputs cannot be used.
     """
     makers, neutral = processor_makers(cfg, rules, resources), {**DEFAULTS, "min_len": 0}
-    usual = [key for key in makers if key not in ("temperature", *keys_tagged(WARPER), "renormalize")]
+    others = {"temperature", *keys_tagged(WARPER), "renormalize"}
+    usual = [key for key in makers if key in neutral and key not in others]  # an add-on may be missing
 
     def make(*keys: str) -> dict[str, LogitsProcessor]:
         found = {}
@@ -262,7 +226,9 @@ def processor_makers(
         "min_len": lambda least: length.MinimumLength(least, ends, yields),
         "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
         "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),
-        "allowed_outputs": lambda file: prefix_trie.TrieConstraint(prefix_trie.trie_of_file(Path(file), resources)),
+        "allowed_outputs": lambda file: import_declared(
+            "seqgen.addons.catalogue.constraint", "generation.allowed_outputs"
+        ).constraint_of_file(file, resources),
         "forced_first": lambda token: length.ForceFirst(resources.token(token), rules.keeps_forced_score),
         "forced_last": lambda token: length.ForceLast(resources.token(token)),
         "remove_invalid": lambda _: warpers.RemoveInvalid(),

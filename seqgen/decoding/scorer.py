@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,9 +27,9 @@ from seqgen.core.member import (
     run_decoder,
 )
 from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.setup import BatchStage, Context
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.decoding.bit_exact import bit_exact, pad_to_tiles, unpad_attention
-from seqgen.modules.inspection import Internals, Recording, record_passes
+from seqgen.modules.inspection import Internals, Recording, recorded
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class SequenceScorer:
         normalize_scores: whether a score is the mean over tokens; if not, it is the sum.
         combination: combines the members' scores; by default the mean of probabilities.
         need_attention: whether hypotheses have attention weights and alignments.
-        bit_exact: whether the scores of a target have the same bits in every batch.
+
+    Attributes:
+        stages: change a batch before, and its hypotheses after it is scored, in this order.
+        around: make contexts around the scoring of a batch.
     """
 
     def __init__(
@@ -68,12 +72,13 @@ class SequenceScorer:
         normalize_scores: bool = True,
         combination: Combination | None = None,
         need_attention: bool = False,
-        bit_exact: bool = False,
     ):
         self.ensemble = Ensemble(models, combination)
         self.pad, self.eos = pad, eos
         self.normalize_scores = normalize_scores
-        self.need_attention, self.bit_exact = need_attention, bit_exact
+        self.need_attention = need_attention
+        self.stages: Sequence[BatchStage] = ()
+        self.around: Sequence[Callable[[], Context]] = ()
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
         if HIDDEN_STATES in self.needs:
@@ -115,12 +120,16 @@ class SequenceScorer:
             ConfigError: the batch has no targets.
             DecodingError: a model returned NaN.
         """
-        if not self.bit_exact:
-            return self._score(sample, lengths)
-        with bit_exact():
-            found = self._score(pad_to_tiles(sample, self.ensemble, self.pad), lengths)
-        model = self.ensemble.models[0]
-        return [replace(one, hypothesis=unpad_attention(one.hypothesis, sample, model)) for one in found]
+        read = sample
+        for stage in self.stages:
+            read = stage.before(read)
+        with ExitStack() as contexts:
+            for context in self.around:
+                contexts.enter_context(context())
+            found = self._score(read, lengths)
+        for stage in self.stages:
+            found = [replace(one, hypothesis=stage.after(one.hypothesis, sample)) for one in found]
+        return found
 
     def _score(self, sample: Batch, lengths: Sequence[int] | None) -> list[ScoredTarget]:
         target, _ = _targets(sample)

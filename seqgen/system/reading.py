@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
@@ -98,6 +99,23 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         if len(content) > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes, the maximum for such a file", str(path))
         return content
+
+
+def read_lists(package: str, name: str) -> dict[str, list[str]]:
+    """Read a data file of a package in which each line has the name of a list and some of its words.
+
+    Args:
+        package: the package.
+        name: the file.
+
+    Returns:
+        The words of each list.
+    """
+    found: dict[str, list[str]] = {}
+    for line in resources.files(package).joinpath(name).read_text("utf-8").splitlines():
+        key, *words = line.split()
+        found.setdefault(key, []).extend(words)
+    return found
 
 
 def similar_path(path: Path) -> str:

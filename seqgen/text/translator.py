@@ -31,21 +31,20 @@ from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources
-from seqgen.decoding.captured import obstacle
+from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
-from seqgen.decoding.resolution import check_types
+from seqgen.decoding.resolution import check_types, resolve
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.system.reading import version_of
 from seqgen.task import Task
 from seqgen.text.input_line import check_text
-from seqgen.text.languages import TextModel
+from seqgen.text.languages import TextModel, force_target_language, note_if_language_unset
 from seqgen.text.results import Details, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
-from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
+from seqgen.text.vocabularies import cross_vocabulary, settings_of_models
 
 
 @dataclass(frozen=True)
@@ -121,21 +120,21 @@ class Translator:
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
-        self._vocabularies = vocabularies_of(self.members)
+        self._across = cross_vocabulary(self.members)
         # refuses settings that exclude each other
-        self._resolved = self._key(self._settings), self._vocabularies.resolve(self._settings)
+        self._resolved = self._key(self._settings), self._completed(self._settings)
         self.dtype = str(self._settings.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        self._generator: tuple[Any, SequenceGenerator] | None = None
+        self._generator: tuple[Any, tuple[SequenceGenerator, list[str]]] | None = None
         self._prepared: _Prepared | None = None
         self._drafts: dict[str, TextModel] = {}
 
     @property
-    def by_agreement(self) -> bool:
-        """True if the models have different target vocabularies: they are decoded as a cross-vocabulary ensemble."""
-        return isinstance(self._vocabularies, DifferentVocabularies)
+    def shares_vocabulary(self) -> bool:
+        """True if all models have the same target vocabulary; otherwise they are a cross-vocabulary ensemble."""
+        return self._across is None
 
     def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
         return to_dtype(model, self.dtype) if self.dtype else model
@@ -159,6 +158,11 @@ class Translator:
         """Equal for calls that resolve to the same settings: the layers above the models, and those of the models."""
         return settings, *(Layer(MODEL, member.generation).comparable for member in self.members)
 
+    def _completed(self, settings: Settings) -> ResolvedSettings:
+        """Complete settings by those of the models and the defaults."""
+        of_models = settings_of_models(self.members, settings)
+        return resolve(settings, of_models) if self._across is None else self._across.resolve(settings, of_models)
+
     def resolve(self, keys: Mapping[str, Any]) -> ResolvedSettings:
         """Resolve all settings of a call; those of the last call are kept.
 
@@ -176,7 +180,7 @@ class Translator:
             )
         key, last = self._key(settings), self._resolved
         if last[0] != key:
-            self._resolved = last = key, self._vocabularies.resolve(settings)
+            self._resolved = last = key, self._completed(settings)
         return last[1]
 
     def translate(
@@ -261,25 +265,28 @@ class Translator:
             notes.append(note)
         if streaming:
             _check_streamable(cfg)
-        self._vocabularies.check(details, streaming)
+        if self._across is not None:
+            wanted_details = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
+            self._across.check(**wanted_details, streaming=streaming)
+        elif note := note_if_language_unset(cfg, self.members[0]):
+            notes.append(note)
         self._check_shared_vocabulary(cfg)
-        notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        generator = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
+        generator, of_setup = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
             for name in ("max_len", "max_len_b")
             if given.get(name, 0) > writable
         ]
-        if resolved.fast.cuda_graphs:
-            reasons = {obstacle(model, self.device) for model in self.models} - {""}
-            notes += [f"fast.cuda_graphs has no effect: {reason}" for reason in sorted(reasons)]
+        notes += of_setup
         resolved = replace(resolved, generation=copy.deepcopy(cfg))  # the caller may change it
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
-    def _build(self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
-        """The generator of a call; that of the last call if it has the same settings and files."""
+    def _build(
+        self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None
+    ) -> tuple[SequenceGenerator, list[str]]:
+        """The generator of a call, with notes on it; that of the last call if it has the same settings and files."""
         key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
         if last is None or last[0] != key:
             further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
@@ -289,7 +296,9 @@ class Translator:
             if draft is not None:
                 further["draft"] = draft.model
             further |= {"fast": resolved.fast, "need_attention": need_attention}
-            self._generator = last = key, self._vocabularies.build_generator(models, resolved.generation, **further)
+            cfg = force_target_language(resolved.generation, self.task)
+            generator = self.task.build_generator(models, cfg, **further)
+            self._generator = last = key, (generator, sorted(generator.setup.notes))
         return last[1]
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
@@ -401,7 +410,11 @@ class Translator:
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(known)}"
             )
-        self._vocabularies.check_scorable()
+        if not self.shares_vocabulary:
+            raise ConfigError(
+                "known targets are scored by models with one target vocabulary, and these have different ones; score "
+                "with each model alone"
+            )
         resolved = self.resolve(settings)
         cfg, objects = resolved.generation, resolved.objects
         target = self.task.target_dictionary
@@ -411,7 +424,7 @@ class Translator:
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
-        scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
+        scorer = changed("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
         return TextScoring(self.members, cfg, scorer, self.device)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,7 +18,7 @@ from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
 from seqgen.config.added_options import _decorate_again, register_options
 from seqgen.config.generation import Options, keys_tagged
 from seqgen.config.options import CALL
-from seqgen.config.user_files import _USER_FILES, user_modules
+from seqgen.config.user_files import _USER_FILES, import_user_dir, user_modules
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.registry import LOGITS_PROCESSORS
@@ -53,12 +55,18 @@ class Pace(LogitsProcessor):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
+    with user_file(tmp_path / "pace.py", FILE) as file:
+        yield file
+
+
+@contextmanager
+def user_file(file: Path, code: str) -> Iterator[Path]:
     """A user's file; its keys and components are forgotten afterwards."""
-    (tmp_path / "pace.py").write_text(FILE)
+    file.write_text(code)
     bases, defaults = Options.__bases__, {**DEFAULTS}
-    yield tmp_path / "pace.py"
+    yield file
     LOGITS_PROCESSORS._entries.pop("pace", None)
-    for name in [name for name, known in user_modules() if known == str(tmp_path / "pace.py")]:
+    for name in [name for name, known in user_modules() if known == str(file)]:
         del sys.modules[name], _USER_FILES.files[name]
     Options.__bases__ = bases
     _decorate_again()
@@ -95,6 +103,20 @@ def test_a_component_reads_the_keys(file: Path) -> None:
     assert "w10" not in chain(*paced)
     with pytest.raises(ConfigError, match=r"pace=-2\.0 is below its minimum"):
         Translator(text_model(), pace=-2.0)
+
+
+def test_a_key_changes_the_setup(tmp_path: Path) -> None:
+    """The example of docs/extending.md."""
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "timed_setup" in block)
+    plain = Translator(text_model()).translate(TEXTS)
+    with user_file(tmp_path / "timed.py", code) as file:
+        import_user_dir(file)
+        found = Translator(text_model(), timed=f"{tmp_path}/seconds").translate(TEXTS)
+    assert [line.text for line in found] == [line.text for line in plain]
+    phases = [line.split()[0] for line in (tmp_path / "seconds").read_text().splitlines()]
+    assert {*phases} == {"begin", "step"}
+    assert phases.count("step") > phases.count("begin")
 
 
 def test_what_cannot_be_registered() -> None:

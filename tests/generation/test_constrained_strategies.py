@@ -231,7 +231,10 @@ def test_by_keys(settings: dict[str, Any]) -> None:
         ({"search": "greedy"}, "Greedy keeps one hypothesis .* or choose a strategy that does, such as beam search"),
         ({"search": "contrastive"}, "ContrastiveSearch keeps one hypothesis"),
         ({"search": "marian"}, "MarianBeam has its own rule .* remove generation.constraints"),
-        ({"sampling": True, "top_p": 0.9}, "that truncate the distribution forbid improbable tokens; remove these"),
+        (
+            {"sampling": True, "top_p": 0.9},
+            "keys that truncate the distribution forbid improbable tokens; remove these",
+        ),
         ({"sampling": True, "beam": 1}, "set generation.beam to 2 or more"),
     ],
     ids=str,

@@ -21,7 +21,6 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
 from seqgen.core.scores import Scores
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.agreement.session import AgreementSession
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import PromptLookup
@@ -198,7 +197,10 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda c, x: {"a": torch.zeros(*c.tokens.shape, 1 + x.step)}, r"a \(3, 8, 1\) of .* returns \(3, 8, 2\)"),
     (lambda c, x: {"a": c.scores, **({"b": c.scores} if x.step else {})}, "field 'b' is missing at some steps"),
     (lambda c, x: {"a": c.scores, **({} if x.step else {"b": c.scores})}, "field 'b' is missing at some steps"),
-    (lambda c, _: {"sum": c.scores}, "Prefixes and another component both return the field 'sum'; remove"),
+    (
+        lambda c, _: {"sum": c.scores},
+        "Prefixes and another component both return the field 'sum'; remove one of the two",
+    ),
 ]
 
 
@@ -209,7 +211,7 @@ def test_wrong_fields_are_errors(fields: Any, message: str) -> None:
 
 
 class OwnLoop(BeamSearch):
-    session_class = AgreementSession  # any class without the steps of `Session`
+    session_class = object  # any class without the steps of `Session`
 
 
 def test_a_loop_without_steps_is_refused() -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from seqgen.core.component import FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.setup import BatchStage
 from seqgen.core.structures import EncoderOut, Hypothesis
-from seqgen.decoding.bit_exact import TilePadding
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.stopping import StopStrings, TimeLimit
@@ -194,7 +195,7 @@ def test_obstacles(options: dict[str, Any], reason: str) -> None:
 
 def test_a_stage_of_batches_is_an_obstacle() -> None:
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4))
-    setup = replace(generator.setup, stages=[TilePadding(generator.setup.ensemble, generator.setup.pad)])
+    setup = replace(generator.setup, stages=[mock.Mock(spec=BatchStage)])
     assert setup.merge_obstacle == "a stage changes batches before they are decoded"
 
 

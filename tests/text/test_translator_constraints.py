@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqgen.text.input_line import alternatives
+from seqgen.text.input_line import split_alternatives
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
@@ -22,7 +22,7 @@ from tests.text_models import text_model
     ],
 )
 def test_a_bar_separates_alternatives(phrase: str, texts: list[str]) -> None:
-    assert alternatives(phrase) == texts
+    assert split_alternatives(phrase) == texts
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])

@@ -18,7 +18,6 @@ from seqgen.decoding.stopping import TimeLimit
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generators import make_generator
-from tests.simulated_gpu import simulated_gpu
 from tests.text_models import TEXTS, WORDS, text_model
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -236,30 +235,6 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
     ]
     assert "generation.max_len_b=6000 is more" in translator.prepare(max_len_b=6000).notes[1]
     assert translator.prepare(max_len=longest).notes == []
-
-
-def test_steps_are_not_captured_on_a_cpu() -> None:
-    notes = Translator(text_model()).prepare(**{"fast.cuda_graphs": True}).notes
-    assert notes == ["fast.cuda_graphs has no effect: steps are recorded on cuda, not on cpu"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({}, ""),
-        ({"fast.use_cache": False}, "fast.use_cache or fast.share_encoder_output is off"),
-        ({"search": "contrastive"}, "steps of this search have changing shapes"),
-    ],
-)
-def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], reason: str) -> None:
-    with simulated_gpu():
-        model = text_model()
-        model.model.to("gpu")
-        decoding = Translator(model, max_len_b=3, **settings, **{"fast.cuda_graphs": True}).prepare()
-        assert decoding.notes == []
-        found = [note for _ in range(2) for one in decoding.translate(["w1 w2", "w3"]) for note in one.notes]
-    assert not [note for note in found if "captured" in note]
-    assert decoding.notes == ([f"some steps were not captured: {reason}"] if reason else [])
 
 
 @pytest.mark.parametrize(

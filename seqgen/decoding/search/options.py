@@ -8,7 +8,6 @@ from seqgen.config.options import (
     ACROSS_VOCABULARIES,
     CONSTRAINED,
     CONSTRAINS,
-    KEEPS_CONFIDENCE,
     KEEPS_SCORES,
     MODEL,
     NOT_IN_TRAINING,
@@ -56,7 +55,7 @@ class BeamOptions:
     nbest: int = decoding_key(
         1,
         "number of hypotheses returned per sentence",
-        MODEL | WHOLE_LINE | KEEPS_SCORES | KEEPS_CONFIDENCE | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        MODEL | WHOLE_LINE | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
         Requirement(
             lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
         ),

@@ -17,9 +17,10 @@ from unittest import mock
 
 import pytest
 
-from seqgen.addons.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
+from seqgen.addons.jobs.folder import MAX_NOTES, JobFolder, counted, manifest_of, merged_notes
+from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, cut, find_source, plan_parts, text_digest
-from seqgen.addons.jobs.workers import LocalWorkers, Piece, answer, start_error
+from seqgen.addons.jobs.workers import Piece, answer, start_error
 from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.data.text import CHUNK_BYTES
 from seqgen.system.progress import LineProgress, duration
@@ -146,9 +147,9 @@ def test_a_folder_with_files_of_the_user_is_refused(name: str, bench: Bench) -> 
 def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     name.write_bytes(b"one\ntwo\n")
-    manifest = Manifest({}, {}, 10, plan_parts(Source((name,)), 10), {})
+    plan = plan_parts(Source((name,)), 10)
     for _ in range(2):  # written, then compared
-        manifest.write_or_compare(tmp_path)
+        JobFolder(tmp_path, ".txt").open(manifest_of({}, {}, 10, plan, {}), plan.parts)
     assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
 
 

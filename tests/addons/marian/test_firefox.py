@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.addons.catalogue.vocabulary_map import Ids, VocabularyMap
 from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Ids, VocabularyMap
 from seqgen.text.translator import Translator
 from tests import firefox
 from tests.commands import command
@@ -43,7 +43,7 @@ def test_greedy_outputs_are_those_of_the_engine(lines: list[str]) -> None:
     for direction in ("enpt", "pten"):
         translate = firefox.engine(direction)
         wanted = [translate(line) for line in lines]
-        with mock.patch("seqgen.task.VocabularyMap", _PaddedMap):
+        with mock.patch("seqgen.addons.catalogue.shortlist.VocabularyMap", _PaddedMap):
             made = Translator(firefox.folder(direction)).translate(lines, shortlist=shortlist(direction))
         different = [pair for pair in zip((one.text for one in made), wanted, strict=True) if pair[0] != pair[1]]
         assert len(different) <= 2, different  # ties of float32

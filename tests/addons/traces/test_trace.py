@@ -153,7 +153,7 @@ def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
 
 def test_each_beam_continues_a_candidate_of_its_own() -> None:
     """Two groups of beams may choose the same token after the same beam."""
-    assert next_ranks("CCCB", [0, 0, 0, 1], [5, 6, 5, 5], [0, 0, 0], [5, 5, 6]) == [0, 2, 1]
+    assert next_ranks("CCCB", [(0, 5), (0, 6), (0, 5), (1, 5)], [(0, 5), (0, 5), (0, 6)]) == [0, 2, 1]
 
 
 def test_lines_of_a_decode_that_begins_later(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from seqgen.addons.tuning.trials import arguments_of
+from seqgen.addons.tuning.command import arguments_of
 from seqgen.core.errors import ConfigError
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import (

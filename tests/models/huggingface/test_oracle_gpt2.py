@@ -27,7 +27,7 @@ from seqgen.decoding.processors.tokens import SequenceBias
 from seqgen.decoding.search.contrastive import ContrastiveSession
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.gpt2 import ARCHITECTURE
-from seqgen.models.huggingface.weights import fill
+from seqgen.models.huggingface.weights import load_weights
 from seqgen.models.transformer_lm import TransformerLanguageModel
 from tests.huggingface_decoding import Pair, assert_same, pairs
 from tests.huggingface_gpt2 import tiny_folder, tiny_model
@@ -72,7 +72,7 @@ def seqgen_model(seed: int) -> TransformerLanguageModel:
         sharp_model(seed).save_pretrained(folder)
         cfg = ARCHITECTURE.read_config(JSONConfig.read(folder / "config.json"))
         model = TransformerLanguageModel.build_model(cfg, Vocabularies())
-        fill(model, ARCHITECTURE.layout(cfg), folder, torch.device("cpu"))
+        load_weights(model, ARCHITECTURE.layout(cfg), folder, torch.device("cpu"))
     return model.eval()
 
 
