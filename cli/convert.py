@@ -103,7 +103,7 @@ def convert(cfg: ConvertConfig) -> None:
     loaded = load_model(path, dtype=getattr(writer, "DTYPE", None), reading=cfg.reading)
     for note in loaded.notes:
         log(note)
-    loaded = dataclasses.replace(loaded, model=merged_model(loaded.model))
+    loaded = dataclasses.replace(loaded, model=merge_additions(loaded.model))
     if writer is not None:
         writer.write(cfg, loaded)
         return

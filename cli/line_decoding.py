@@ -71,7 +71,7 @@ def check_outputs(cfg: GenerateConfig) -> None:
         )
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
-    text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
     check_stages(cfg)
 
 

@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from seqgen.modules.attention import soft_capped
     from seqgen.modules.cached_weight import CachedWeight, change_class
     from seqgen.modules.dropout import Dropout, LayerDropList
-    from seqgen.modules.inspection import num_parameters, recorded
+    from seqgen.modules.inspection import num_parameters, record_passes
     from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
     from seqgen.modules.kv_cache.protocol import Attended, KeyValueCache, KeysAndValues
     from seqgen.modules.language_model import LanguageModel
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
         register_task, register_utility)
     from seqgen.system.devices import out_of_memory
-    from seqgen.system.downloads import watched
+    from seqgen.system.downloads import watch_download
     from seqgen.system.error_messages import printable, reading_errors
     from seqgen.system.files import (disk_errors, new_file, new_folder, open_own, remove_leftovers, run_lock, sync,
         write_atomically)
@@ -143,7 +143,7 @@ if TYPE_CHECKING:
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
     from seqgen.training.optimizers import SGD
-    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decoding
+    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decode_option
 # isort: on
 # fmt: on
 
@@ -190,8 +190,8 @@ __all__ += ["LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention
 __all__ += ["QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source", "StateDict"]
 __all__ += ["StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
 __all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "check_joined"]
-__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "recorded", "register_model", "save_pretrained"]
-__all__ += ["segment_mask", "soft_capped"]
+__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "record_passes", "register_model"]
+__all__ += ["save_pretrained", "segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
 __all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "DocumentEncoder", "Example"]
 __all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "Objective", "PairDataset"]
@@ -206,7 +206,7 @@ __all__ += ["save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_
 __all__ += ["stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
-__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decoding"]
+__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decode_option"]
 __all__ += ["register_criterion", "register_lr_scheduler", "register_optimizer", "target_logits"]
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "Layout", "LoadedModel", "Piece", "Placement"]
@@ -221,6 +221,6 @@ __all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
 __all__ += ["STOPPING", "NotedSignals", "available_cores", "disk_errors", "end_with", "fingerprint", "is_stored"]
 __all__ += ["new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json", "parse_yaml"]
 __all__ += ["printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock", "similar_path", "sync"]
-__all__ += ["watched", "write_atomically"]
+__all__ += ["watch_download", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

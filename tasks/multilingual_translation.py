@@ -23,7 +23,7 @@ from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
 from seqgen.data.tokenizers.setup import prepare_tokenizer
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import check_split, missing_split_error
+from seqgen.tasks.raw_text import check_split, missing_split
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 
@@ -225,7 +225,7 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
     source, target = pair.endings
     if not given:
         files = f"PREFIX.{source} and PREFIX.{target}"
-        raise missing_split_error(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
+        raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
     names = dict.fromkeys(given.replace("{pair}", name) for name in (pair.name, f"{target}-{source}"))
     problems: list[DataError] = []
     for prefix in names:

@@ -35,7 +35,7 @@ def check_split(split: str) -> None:
         raise ConfigError(f"there is no split {split!r}; choose one of: {', '.join(SPLITS)}")
 
 
-def missing_split_error(split: str, message: str) -> ConfigError:
+def missing_split(split: str, message: str) -> ConfigError:
     """The error for a split whose key is not set.
 
     Args:
@@ -61,7 +61,7 @@ def split_files(cfg: Any, split: str) -> list[Path]:
     check_split(split)
     patterns = getattr(cfg, split)
     if not patterns:
-        raise missing_split_error(split, f"task.{split} is missing; set task.{split}=FILE, or several as [FILE,FILE]")
+        raise missing_split(split, f"task.{split} is missing; set task.{split}=FILE, or several as [FILE,FILE]")
     return find_files(patterns, f"task.{split}")
 
 

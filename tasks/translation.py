@@ -17,7 +17,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import TextConfig, TextTask, check_split, missing_split_error
+from seqgen.tasks.raw_text import TextConfig, TextTask, check_split, missing_split
 
 
 @dataclass
@@ -194,7 +194,7 @@ class TranslationTask(ParallelTextTask):
         prefix: str = getattr(cfg, split)
         if not prefix:
             files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz), or a table"
-            raise missing_split_error(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
+            raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
         if is_table(prefix):
             columns, languages = (cfg.source_column, cfg.target_column), (cfg.source_lang, cfg.target_lang)
             return find_table(prefix, columns, languages, f"task.{split}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from seqgen.extend import ContractError, parse_yaml
-from seqgen.system.error_messages import missing
+from seqgen.system.error_messages import missing_hook
 
 
 class Violation(Exception):

@@ -20,8 +20,8 @@ from seqgen.addons.checks.checking import (
     Violation,
     Wrong,
     at,
-    hooked,
     read_advice,
+    remove_hooks_afterwards,
     require,
 )
 from seqgen.addons.checks.search import same_hypotheses

@@ -18,7 +18,6 @@ from seqgen.addons.checks import search, stepping
 from seqgen.addons.checks.checking import (
     Invariants,
     Violation,
-    hooked,
     needs,
     remove_hooks_afterwards,
     require,

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
-from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
-from seqgen.cli.commands import tool
+from seqgen.addons.compare.runs import as_dict, load_runs, sort_runs, text_table
+from seqgen.cli.commands import import_tool
 from seqgen.config import option
 from seqgen.extend import (
     ConfigError,

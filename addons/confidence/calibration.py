@@ -38,7 +38,7 @@ from seqgen.extend import (
     write_atomically,
 )
 from seqgen.system.reading import unique_keys
-from seqgen.text.reranking import compared
+from seqgen.text.reranking import compare_texts
 
 FORMAT = "seqgen calibration 1"
 KEEPS_BEST = ("nbest", "observers")

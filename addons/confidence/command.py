@@ -88,7 +88,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = utility_from_config(replace(decoding.cfg, mbr=cfg.metric), resources)
     log(f"decoding {len(text.lines)} lines ...")
-    found = measured(decoding.translate(text.lines, text.prefixes), text.references, utility)
+    found = measure_quality(decoding.translate(text.lines, text.prefixes), text.references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
     mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()

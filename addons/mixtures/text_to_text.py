@@ -376,7 +376,7 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
     found = [source for source in sources if source.has(split)]
     if not found:
         names = ", ".join(source.name for source in sources)
-        raise missing_split_error(
+        raise missing_split(
             split, f"no source has the split {split!r}; give its files under {split} in one of: {names}"
         )
     return found

@@ -21,7 +21,7 @@ from seqgen.addons.traces.difference import (
     first_difference,
     keys_of_difference,
 )
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.config import (
     INPUT,
     CommonConfig,

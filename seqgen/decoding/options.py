@@ -30,7 +30,7 @@ from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.building import Resources, build, changed, naming
+from seqgen.decoding.building import Resources, build, changed, name_key_in_errors
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember

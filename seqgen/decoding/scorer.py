@@ -29,7 +29,7 @@ from seqgen.core.member import (
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.setup import BatchStage, Context
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.modules.inspection import Internals, Recording, recorded
+from seqgen.modules.inspection import Internals, Recording, record_passes
 
 
 @dataclass(frozen=True)

@@ -178,8 +178,7 @@ def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
 def test_a_key_value_cache() -> None:
     given = (f"common.user_dir={EXAMPLES}/extending/cache.py", "model=transformer_tiny")
     assert (
-        "BFloat16Cach: the name is unknown (did you mean 'BFloat16Cache'?)"
-        in check(*given, "cache=BFloat16Cach").err
+        "BFloat16Cach: the name is unknown (did you mean 'BFloat16Cache'?)" in check(*given, "cache=BFloat16Cach").err
     )
     outcome = check(*given, "cache=BFloat16Cache", "tolerance=0.05")
     assert outcome.code == 0, outcome.out
