@@ -38,7 +38,7 @@ from seqgen.data.token_store import available_cores
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
-from seqgen.system.error_messages import missing, printable
+from seqgen.system.error_messages import missing_hook, printable
 from seqgen.system.reading import parse_yaml, read_bytes
 
 C = TypeVar("C")
@@ -126,7 +126,7 @@ def _reported_errors(program: str) -> Iterator[None]:
     except UserError as error:
         fail(program, str(error), 2)
     except NotImplementedError as error:
-        if not (message := missing(error)):
+        if not (message := missing_hook(error)):
             raise
         fail(program, message, 2)
     except BrokenPipeError:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from seqgen.core.beam_search import BeamSearch, Greedy
     from seqgen.core.candidates import Candidates, best_continuations, gather_beams
     from seqgen.core.combinations import Combination, ProbabilityMean, combine
-    from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS,
-        BatchInfo, Component, Composite, Phrases, begin_component, flattened)
+    from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS,
+        MEMBER_LPROBS, BatchInfo, Component, Composite, Phrases, begin_component, flattened)
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
     from seqgen.core.contract import ContractError, contract_error
     from seqgen.core.decoder import Decoder, IncrementalDecoder
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from seqgen.modules.attention import soft_capped
     from seqgen.modules.cached_weight import CachedWeight, change_class
     from seqgen.modules.dropout import Dropout, LayerDropList
-    from seqgen.modules.inspection import num_parameters, recorded
+    from seqgen.modules.inspection import num_parameters, record_passes
     from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
     from seqgen.modules.kv_cache.protocol import Attended, KeyValueCache, KeysAndValues
     from seqgen.modules.language_model import LanguageModel
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
         register_task, register_utility)
     from seqgen.system.devices import out_of_memory
-    from seqgen.system.downloads import watched
+    from seqgen.system.downloads import watch_download
     from seqgen.system.error_messages import library_errors, printable, reading_errors
     from seqgen.system.files import (disk_errors, new_file, new_folder, open_own, remove_leftovers, run_lock, sync,
         write_atomically)
@@ -134,8 +134,8 @@ if TYPE_CHECKING:
     from seqgen.text.languages import LanguageReader, TextModel, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
-    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compared, count_ngrams,
-        expected_utilities, utility_from_config)
+    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
+        count_ngrams, expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
     from seqgen.text.text_decoding import TextDecoding
@@ -146,20 +146,20 @@ if TYPE_CHECKING:
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
     from seqgen.training.optimizers import SGD
-    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decoding
+    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decode_option
 # isort: on
 # fmt: on
 
 # Declaring a component
 __all__ = ["DECODING_COMPONENTS", "GROUPS", "BaseConfig", "CheckpointError", "CommonConfig", "ConfigError"]
 __all__ += ["ContractError", "DataError", "DecodingError", "GenerationConfig", "ReadingConfig", "ResourceError"]
-__all__ += ["TrainConfig", "UserError", "build_component", "component_config", "contract_error", "listing"]
-__all__ += ["nearest", "option", "register_options", "shown"]
+__all__ += ["TrainConfig", "UserError", "build_component", "component_config", "contract_error", "listing", "nearest"]
+__all__ += ["option", "register_options", "shown"]
 # All decoding components
-__all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS"]
-__all__ += ["BatchInfo", "Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases"]
-__all__ += ["Resources", "StepContext", "StepOutputs", "begin_component", "best_continuations", "flattened"]
-__all__ += ["gather_beams", "map_tensors", "tensors_in"]
+__all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
+__all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases", "Resources"]
+__all__ += ["StepContext", "StepOutputs", "begin_component", "best_continuations", "flattened", "gather_beams"]
+__all__ += ["map_tensors", "tensors_in"]
 # Search strategies
 __all__ += ["TOKEN", "BeamSearch", "ConstrainedSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling"]
 __all__ += ["Search", "choose_candidates", "draw", "drawn_scores", "own_beams", "register_search", "uniform"]
@@ -180,22 +180,22 @@ __all__ += ["generate_continuously", "has_features", "has_steps", "rows_of_paren
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
-__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage"]
-__all__ += ["Matrix", "ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis"]
-__all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compared"]
+__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Matrix"]
+__all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis", "TextModel"]
+__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
 __all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_target", "expected_utilities"]
 __all__ += ["register_feature", "register_line_stage", "register_metric", "register_output_format"]
-__all__ += ["register_reranker", "register_utility", "share_vocabulary", "split_alternatives"]
-__all__ += ["utility_from_config", "with_prefixes"]
+__all__ += ["register_reranker", "register_utility", "share_vocabulary", "split_alternatives", "utility_from_config"]
+__all__ += ["with_prefixes"]
 # Models
-__all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut"]
-__all__ += ["Dropout", "Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder"]
-__all__ += ["IncrementalState", "KeyValueCache", "KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack"]
-__all__ += ["LayeredDecoder", "LayeredEncoder", "LearnedPositions", "Linear", "MergedAttention"]
-__all__ += ["MultiheadAttention", "ProjectedOutput", "QueryPositions", "RMSNorm", "RotaryPositions", "Rotation"]
-__all__ += ["Segments", "Source", "StateDict", "StatefulModule", "StaticCache", "T5Model", "TransformerConfig"]
-__all__ += ["TransformerDecoder", "TransformerEncoder", "TransformerModel", "Vocabularies", "change_class"]
-__all__ += ["check_joined", "embedding_sizes", "num_parameters", "padding_mask_of", "recorded", "register_model"]
+__all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
+__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "IncrementalState"]
+__all__ += ["KeyValueCache", "KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack", "LayeredDecoder"]
+__all__ += ["LayeredEncoder", "LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention"]
+__all__ += ["ProjectedOutput", "QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source"]
+__all__ += ["StateDict", "StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
+__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "check_joined"]
+__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "record_passes", "register_model"]
 __all__ += ["save_pretrained", "segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
 __all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "DocumentEncoder", "Example"]
@@ -205,27 +205,27 @@ __all__ += ["RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", 
 __all__ += ["TargetLanguage", "Task", "Template", "Tokenizer", "TranslationConfig", "TranslationTask", "TsvFormat"]
 __all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line"]
 __all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
-__all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column"]
-__all__ += ["read_fields", "read_header", "read_ids", "read_lines", "read_model", "register_task"]
-__all__ += ["register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer", "span_counts"]
-__all__ += ["span_mask", "split_files", "split_numbers", "stream_lines", "write_settings"]
+__all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
+__all__ += ["read_header", "read_ids", "read_lines", "read_model", "register_task", "register_tokenizer"]
+__all__ += ["replace_spans", "save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_mask", "split_files"]
+__all__ += ["split_numbers", "stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
-__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decoding"]
+__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decode_option"]
 __all__ += ["register_criterion", "register_lr_scheduler", "register_optimizer", "target_logits"]
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "Layout", "LoadedModel", "Piece", "Placement"]
 __all__ += ["build_on_meta", "build_with_weights", "flatten", "fuse_projections", "load_base", "load_model"]
-__all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader"]
-__all__ += ["run_folder", "split_path", "stacked_pieces"]
+__all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader", "run_folder"]
+__all__ += ["split_path", "stacked_pieces"]
 # Commands
-__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output"]
-__all__ += ["check_plain_text", "clock", "compose", "duration", "import_plugins", "log", "read_referenced_text"]
-__all__ += ["register_model_format", "run", "set_up_device", "split_argument", "to_dict", "write_report"]
+__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output", "check_plain_text"]
+__all__ += ["clock", "compose", "duration", "import_plugins", "log", "read_referenced_text", "register_model_format"]
+__all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
 # Files and processes
 __all__ += ["STOPPING", "NotedSignals", "available_cores", "digest", "disk_errors", "end_with", "fingerprint"]
 __all__ += ["is_stored", "library_errors", "new_file", "new_folder", "open_own", "open_regular", "out_of_memory"]
 __all__ += ["parse_json", "parse_yaml", "printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock"]
-__all__ += ["similar_path", "sync", "unique_keys", "watched", "write_atomically"]
+__all__ += ["similar_path", "sync", "unique_keys", "watch_download", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

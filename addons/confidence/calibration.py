@@ -28,7 +28,7 @@ from seqgen.extend import (
     Matrix,
     Translation,
     Utility,
-    compared,
+    compare_texts,
     digest,
     listing,
     parse_json,
@@ -205,7 +205,7 @@ def measured(translations: Iterable[Translation], references: Iterable[str], uti
     """
     pairs = [pair for pair in zip(translations, references, strict=True) if pair[0].num_tokens]
     rows = [
-        compared(utility, [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
+        compare_texts(utility, [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
         for row, (one, reference) in enumerate(pairs)
     ]
     found = numpy.array(rows).reshape(-1, 4)  # of the output, of the output with another line's, of the source

@@ -13,9 +13,9 @@ from seqgen.addons.confidence.calibration import (
     Calibration,
     Measured,
     calibrated_settings,
-    fitted,
-    halves,
-    measured,
+    fit_calibration,
+    measure_quality,
+    split_into_halves,
     weights_fingerprint,
 )
 from seqgen.addons.confidence.report import PICTURES, ConfidenceReport
@@ -88,7 +88,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = utility_from_config(replace(decoding.cfg, mbr=cfg.metric), resources)
     log(f"decoding {len(text.lines)} lines ...")
-    found = measured(decoding.translate(text.lines, text.prefixes), text.references, utility)
+    found = measure_quality(decoding.translate(text.lines, text.prefixes), text.references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
     mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
@@ -101,9 +101,9 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     if not cfg.generation.confidence:
         values = numpy.array([[one.features[name] for name in names] for one in found.translations])
         facts = {"model": weights_fingerprint(translator.models), "settings": calibrated_settings(decoding.cfg)}
-        made = fitted(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
+        made = fit_calibration(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
         made.save(Path(cfg.output))
-        rows = halves(len(values))[1]
+        rows = split_into_halves(len(values))[1]
         rest = Measured([found.translations[row] for row in rows], found.qualities[rows], found.unrelated[rows])
         return _report(cfg, rest, made.probabilities(values[rows]), made.quality)
     made = Calibration.load(Path(cfg.generation.confidence))

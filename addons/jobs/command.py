@@ -25,9 +25,9 @@ from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
     decoding_files,
+    make_text_cleaner,
     part_of,
     prepare_decoding,
-    text_cleaner,
 )
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
@@ -254,7 +254,7 @@ class CommandDecoder:
         _, self.decoding = prepare_decoding(cfg, given, device, self.notes.append)
         self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **file_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
-        self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
+        self.clean = make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
         self.task = part_of(cfg.dataset, self.decoding.task)
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:

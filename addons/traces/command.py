@@ -21,7 +21,7 @@ from seqgen.addons.traces.difference import (
     first_difference,
     keys_of_difference,
 )
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.config import (
     INPUT,
     CommonConfig,
@@ -127,8 +127,8 @@ def _diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> None:
             )
     if cfg.json:
         check_output("json", cfg.json)
-    tables = tool("the table of runs")
-    runs = tables.runs_of(cfg.runs, vars(cfg))
+    tables = import_tool("the table of runs")
+    runs = tables.load_runs(cfg.runs, vars(cfg))
     if len(runs) != 2:
         names = ", ".join(run.name for run in runs)
         raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")

@@ -264,7 +264,7 @@ def check_component_keys(generation: GenerationConfig, replaced: Collection[str]
         component_of_key(generation, key)
         if key.partition(".")[0] in replaced:
             raise ConfigError(
-                f"{key!r} has no effect on a component that is given as an object; set it there, or give its name"
+                f"{key!r} has no effect on a component that is given as an object; set it there, or give a name instead"
             )
 
 

@@ -144,7 +144,7 @@ def run_decoder(
         The output, ``(rows, T, ...)``, for the ``T`` positions that are computed.
     """
     need_attention = ATTENTION in needs
-    with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
+    with record_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
         if HIDDEN_STATES not in needs and output_layer is None:
             found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
             out = found if type(found) is DecoderOut else check_returned(decoder, "forward", found, DecoderOut)
@@ -281,7 +281,7 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
 
 
 @contextmanager
-def recorded_layers(decoder: Any) -> Iterator[list[Tensor]]:
+def record_layers(decoder: Any) -> Iterator[list[Tensor]]:
     """Record what each layer of a decoder returns, ``(rows, positions, C)``."""
     found: list[Tensor] = []
 

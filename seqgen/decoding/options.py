@@ -30,7 +30,7 @@ from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.building import Resources, build_component, changed, naming
+from seqgen.decoding.building import Resources, build_component, changed, name_key_in_errors
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember
@@ -188,13 +188,13 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
         found = {}
         for key in keys:
             if (value := getattr(cfg, key)) != neutral[key]:
-                with naming(f"generation.{key}"):
+                with name_key_in_errors(f"generation.{key}"):
                     found[key] = makers[key](value)
         return found
 
     registered = []
     for name in cfg.processors:
-        with naming(f"processor.{name}"):
+        with name_key_in_errors(f"processor.{name}"):
             registered.append(build_component(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
     words = resources.dictionary
     processors = rules.order(make(*usual), registered, None if words.pad() == words.eos() else words.pad())
@@ -256,7 +256,7 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
     Raises:
         ConfigError: a token is not in the vocabulary.
     """
-    with naming("generation.end_symbols"):
+    with name_key_in_errors("generation.end_symbols"):
         return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary).tokens(cfg.end_symbols)]))
 
 

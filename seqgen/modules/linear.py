@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, times
+from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, time_calls
 from seqgen.modules.kernels import PLAIN, Kernel, has_onednn, kernels_for, onednn_product
 from seqgen.modules.step_plan import PlannedModule, active_plan
 from seqgen.system.switches import PREPACKED_WEIGHTS
@@ -96,7 +96,7 @@ def _onednn_is_fast() -> bool:
     def by(kernel: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
         torch.autograd.grad(kernel(x, weight, None).sum(), [x, weight])
 
-    onednn, plain = times({"oneDNN": partial(by, _OneDNNLinear.apply), "plain": partial(by, F.linear)}).values()
+    onednn, plain = time_calls({"oneDNN": partial(by, _OneDNNLinear.apply), "plain": partial(by, F.linear)}).values()
     return onednn <= ALIKE * plain
 
 

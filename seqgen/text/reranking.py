@@ -137,11 +137,11 @@ def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[floa
     """
     times = Counter(candidates)
     texts = list(times)
-    means = compared(utility, texts, texts) @ numpy.array(list(times.values())) / len(candidates)
+    means = compare_texts(utility, texts, texts) @ numpy.array(list(times.values())) / len(candidates)
     return [float(means[texts.index(text)]) for text in candidates]
 
 
-def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+def compare_texts(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
     """Compare texts with references, all pairs of texts if both are the same, and check what the utility returns.
 
     Raises:
@@ -159,7 +159,7 @@ def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) 
     return found
 
 
-def reranked(reranker: Reranker, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+def call_reranker(reranker: Reranker, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
     """Score the hypotheses of a line, and check what the reranker returns.
 
     Raises:
@@ -341,5 +341,5 @@ class Ranker:
             utilities = expected_utilities([item.text for item in found], self.utility)
             return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
         assert self.reranker is not None
-        scores = reranked(self.reranker, line, found)
+        scores = call_reranker(self.reranker, line, found)
         return [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]
