@@ -195,7 +195,7 @@ class Measured:
     unrelated: Matrix
 
 
-def measured(translations: Iterable[Translation], references: Iterable[str], utility: Utility) -> Measured:
+def measure_quality(translations: Iterable[Translation], references: Iterable[str], utility: Utility) -> Measured:
     """Measure the quality of outputs.
 
     Args:
@@ -212,13 +212,13 @@ def measured(translations: Iterable[Translation], references: Iterable[str], uti
     return Measured([one for one, _ in pairs], found[:, 0], found[:, [2, 1]])
 
 
-def halves(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+def split_into_halves(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """The lines on which the map is fitted, and the held-out ones: random halves, the same for each call."""
     order = numpy.random.default_rng(1).permutation(count)
     return order[: count // 2], order[count // 2 :]
 
 
-def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **facts: Any) -> Calibration:
+def fit_calibration(values: Matrix, qualities: Matrix, quality: float | None = None, **facts: Any) -> Calibration:
     """Fit the map on half of the lines, and hold the others out.
 
     Args:
@@ -235,7 +235,7 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
 
     if len(values) < FEWEST:
         raise DataError(f"a calibration needs {FEWEST} lines with an output, but there are {len(values)}; give more")
-    fit, held_out = halves(len(values))
+    fit, held_out = split_into_halves(len(values))
     least = float(numpy.quantile(qualities[fit], 0.25)) if quality is None else quality
     if quality is None and (qualities[fit] > least).any():
         least = float(numpy.nextafter(least, math.inf))
