@@ -53,24 +53,17 @@ class Answers:
         marked: number of lines that a person should read.
     """
 
-    outputs: Sequence[str]
-    failures: Sequence[Failure] = ()
-    notes: Sequence[tuple[int, str]] = ()
+    outputs: list[str]
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     marked: int = 0
 
     def __add__(self, other: Answers) -> Answers:
-        return Answers(
-            [*self.outputs, *other.outputs],
-            [*self.failures, *other.failures],
-            [*self.notes, *other.notes],
-            self.tokens + other.tokens,
-            self.seconds + other.seconds,
-            self.counts + other.counts,
-            self.marked + other.marked,
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Answers(*(one + two for one, two in pairs))
 
 
 class LineDecoder(Protocol):
