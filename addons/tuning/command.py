@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from seqgen.config import ResolvedSettings, did_you_mean, given_settings, known_keys, sweep_values
 from seqgen.extend import (
@@ -34,6 +34,8 @@ KEY=VALUE sets any other key for all decodes. VALUES is A,B,C or FIRST:LAST:STEP
 [A,B],[C,D], or simplex:N for all lists of multiples of 1/N that sum to 1, with an element for each model."""
 
 PREFIX = "tune"
+Trial: TypeAlias = tuple[tuple[str, ...], TextScore]
+"""A setting, the ``key=value`` arguments of the tuned keys or none, and the score of its outputs."""
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
@@ -41,22 +43,8 @@ MAX_LISTS = 10_000
 """Maximum number of lists that ``simplex:N`` stands for."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A setting that was decoded and scored.
-
-    Attributes:
-        setting: the ``key=value`` arguments of the tuned keys; empty for the setting without tuned keys.
-        score: its score.
-    """
-
-    setting: tuple[str, ...]
-    score: TextScore
-
-    @property
-    def name(self) -> str:
-        """The setting as one text."""
-        return " ".join(self.setting) or "(no tuned key)"
+def _name(setting: Sequence[str]) -> str:
+    return " ".join(setting) or "(no tuned key)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,7 +81,6 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
     trials, refusal = dict[ResolvedSettings, Trial](), ""
     for setting in settings:
         keys = given | {key: value for each in setting for key, value in values[each].items()}
-        name = Trial(setting, TextScore(0.0)).name
         try:
             resolved = translator.resolve(keys)
             if resolved in trials:
@@ -101,14 +88,14 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
             outputs = [found.text for found in translator.prepare(**keys).translate(text.lines, text.prefixes)]
         except ConfigError as error:
             refusal = str(error)
-            log(f"left out: {name}: {refusal}")
+            log(f"left out: {_name(setting)}: {refusal}")
             continue
         score = corpus_scores([cfg.metric], Texts(outputs, text.references))[cfg.metric]
-        trials[resolved] = Trial(setting, score)
-        log(f"[{len(trials)}] {name}: {score.value:.2f}")
-    if refusal and not any(trial.setting for trial in trials.values()):
+        trials[resolved] = setting, score
+        log(f"[{len(trials)}] {_name(setting)}: {score.value:.2f}")
+    if refusal and not any(setting for setting, _ in trials.values()):
         raise ConfigError(f"none of the settings can be decoded: {refusal}")
-    _report(cfg, shared, sorted(trials.values(), key=lambda trial: -trial.score.value))
+    _report(cfg, shared, sorted(trials.values(), key=lambda trial: -trial[1].value))
 
 
 def arguments_of(key: str, text: str, models: int) -> list[str]:
@@ -164,13 +151,13 @@ def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:
 
 def _report(cfg: ReferencedTextConfig, shared: Sequence[str], trials: Sequence[Trial]) -> None:
     """Print the table and the best setting, and write the JSON form."""
-    best = trials[0]
-    left_out = {"dataset.gen_subset", *(split_argument(argument)[0] for argument in best.setting)}
+    best, score = trials[0]
+    left_out = {"dataset.gen_subset", *(split_argument(argument)[0] for argument in best)}
     given = [(split_argument(item)[0], item) for item in shared]
     kept = [item for key, item in given if "." in key and key not in left_out]  # the keys of groups are about decoding
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
-    text = [f"{cfg.metric:>12}  setting", *(f"{trial.score.value:>12.2f}  {trial.name}" for trial in trials)]
-    text.append(f"best:   {best.name}" + (f"  ({best.score.signature})" if best.score.signature else ""))
-    text.append(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best.setting])}")
-    scored = [{"setting": dict(map(split_argument, one.setting)), "score": one.score.value} for one in trials]
+    text = [f"{cfg.metric:>12}  setting", *(f"{found.value:>12.2f}  {_name(setting)}" for setting, found in trials)]
+    text.append(f"best:   {_name(best)}" + (f"  ({score.signature})" if score.signature else ""))
+    text.append(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best])}")
+    scored = [{"setting": dict(map(split_argument, setting)), "score": found.value} for setting, found in trials]
     write_report("\n".join(text), {"metric": cfg.metric, "trials": scored}, cfg.json)
