@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -15,7 +16,6 @@ from seqgen.cli.line_decoding import load_noted, settings_of_part
 from seqgen.cli.output import check_output, write_report
 from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
 from seqgen.config import option
-from seqgen.config.settings import given_settings
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.decoding.building import Resources, build
 from seqgen.registry import UTILITIES
@@ -59,17 +59,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: CalibrateConfig, typed: Arguments) -> None:
-        calibrate(cfg, typed.overrides)
+        calibrate(cfg, typed.given)
 
     run(CalibrateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
+def calibrate(cfg: CalibrateConfig, given: Mapping[str, Any]) -> None:
     """Decode the text, write the calibration, and print the figures for the lines that were held out.
 
     Args:
         cfg: the whole configuration.
-        overrides: its ``key=value`` arguments.
+        given: the settings that the user gave, by whole key.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
@@ -79,7 +79,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
     lines, references = lines_with_references(cfg, task, references)
-    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), **given_settings(cfg, overrides))
+    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task, given))
     names = list(dict.fromkeys(cfg.generation.features)) or FEATURES
     decoding = translator.prepare(features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:

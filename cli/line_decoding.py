@@ -19,7 +19,7 @@ from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import FILES
-from seqgen.config.settings import Settings
+from seqgen.config.settings import USER, Layer, Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.table import is_table
@@ -104,15 +104,16 @@ def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
     return task.part(dataset.gen_source) if dataset.gen_source else task
 
 
-def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> Settings:
+def settings_of_part(dataset: GenerateDatasetConfig, task: Task, given: Mapping[str, Any] | None = None) -> Settings:
     """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
 
     Args:
         dataset: names the part, or none.
         task: the task of the first model.
+        given: the settings that the user gave on the command line, which override those of the part.
     """
     found = task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
-    return Settings().with_layer("part", found)
+    return Settings(*Settings().with_layer("part", found).layers, Layer(USER, given or {}))
 
 
 def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log) -> list[LoadedModel]:
@@ -157,7 +158,7 @@ def prepare_decoding(
     """
     loaded = load_noted(cfg, device, note)
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task), **given)
+        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task, given))
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
     if decoding.splitter is not None and own_lines and not decoding.task.reads_plain_lines:

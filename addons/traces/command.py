@@ -27,8 +27,7 @@ from seqgen.cli.commands import tool
 from seqgen.cli.line_decoding import check_plain_text
 from seqgen.cli.output import check_output, write_report
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
-from seqgen.config.compose import compose
-from seqgen.config.settings import given_settings
+from seqgen.config.compose import compose_given
 from seqgen.config.values import split_argument, value_text
 from seqgen.core.errors import CheckpointError, ConfigError, nearest
 from seqgen.data.text import read_lines, stream_lines
@@ -181,8 +180,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     """The configuration of one decode, and the settings that the user gave."""
-    config = compose(DiffConfig, overrides)
-    given = given_settings(config, overrides)
+    config, given = compose_given(DiffConfig, overrides)
     if "generation.nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
     if config.generation.input_split == "sentences":

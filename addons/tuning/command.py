@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from seqgen.addons.tuning.trials import Setting, Trial, arguments_of, score_settings
 from seqgen.checkpoints.loading import split_path
@@ -13,9 +14,8 @@ from seqgen.cli.generate import checked_input, prefix_lines
 from seqgen.cli.line_decoding import load_noted, settings_of_part
 from seqgen.cli.output import write_report
 from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
-from seqgen.config.compose import compose
+from seqgen.config.compose import compose_given
 from seqgen.config.keys import did_you_mean, known_keys
-from seqgen.config.settings import given_settings
 from seqgen.config.values import split_argument
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.metrics import Texts, TextScore, corpus_scores
@@ -36,30 +36,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: ReferencedTextConfig, typed: Arguments) -> None:
-        tune(cfg, typed.overrides, typed.prefixed[PREFIX])
+        tune(cfg, typed)
 
     run(ReferencedTextConfig, work, DESCRIPTION, argv, pass_arguments=True, prefixes=[PREFIX])
 
 
-def tune(cfg: ReferencedTextConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
+def tune(cfg: ReferencedTextConfig, typed: Arguments) -> None:
     """Decode the validation set with all combinations of the values, and print the scores and the best setting.
 
     Args:
         cfg: the configuration that all decodes share.
-        shared: its ``key=value`` arguments.
-        tuned: the arguments ``tune.KEY=VALUES``, without ``tune.``.
+        typed: its arguments, and those that give the values: ``tune.KEY=VALUES``.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
-    pairs = list(map(split_argument, tuned))
+    shared, pairs = typed.overrides, list(map(split_argument, typed.prefixed[PREFIX]))
     _check_keys(cfg, [key for key, _ in pairs])
     models = sum(len(split_path(path)) for path in cfg.path)
     space = [arguments_of(*pair, models) for pair in pairs]
     # wrong types and ranges are refused before models are loaded
-    values = {
-        each: given_settings(compose(ReferencedTextConfig, [*shared, each]), [each]) for each in itertools.chain(*space)
-    }
+    values = {each: _given(ReferencedTextConfig, shared, each) for each in itertools.chain(*space)}
     references, _ = checked_input(cfg)
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
@@ -73,10 +70,15 @@ def tune(cfg: ReferencedTextConfig, shared: Sequence[str], tuned: Sequence[str])
         return corpus_scores([cfg.metric], Texts(outputs, references))[cfg.metric]
 
     translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), dtype=cfg.generation.dtype)
-    given = given_settings(cfg, shared)
-    merged = ((one, given | {k: v for each in one for k, v in values[each].items()}) for one in settings)
+    merged = ((one, typed.given | dict(values[each] for each in one)) for one in settings)
     trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
     _report(cfg, shared, trials)
+
+
+def _given(schema: type, shared: Sequence[str], argument: str) -> tuple[str, Any]:
+    """The key and the value of an argument that is given besides others."""
+    key, _ = split_argument(argument)
+    return key, compose_given(schema, [*shared, argument])[1][key]
 
 
 def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:

@@ -94,7 +94,9 @@ class TextDecoding:
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)
-        resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
+        resources = Resources(
+            *of_text, device=self.device, models=self.members, ensemble=settings.ensemble, settings=cfg
+        )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
         self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_tagged
-from seqgen.config.options import STRATEGY
 from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.core.errors import ConfigError
 from seqgen.core.member import ModelOrMember
@@ -43,8 +41,6 @@ class SharedVocabulary:
     def resolve(self, settings: Settings) -> ResolvedSettings:
         """Complete settings by those of the models and the defaults; see ``resolution.resolve``.
 
-        With a search object, the models' settings of the search are ignored.
-
         Args:
             settings: the layers above the model.
 
@@ -54,13 +50,11 @@ class SharedVocabulary:
         """
         if len(self.members) > 1 and not settings.get("members", ()):
             check_languages(self.members)
-        replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_tagged(STRATEGY), "sampling"}
-        language = settings.get("target_lang") or self.members[0].generation.get("target_lang")
+        of_models = [dict(member.generation) for member in self.members]
+        language = settings.get("target_lang") or of_models[0].get("target_lang")
         if language and begins_with_language(self.task):
-            replaced.add("forced_first")  # which may be another language
-        of_models = [
-            {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
-        ]
+            for values in of_models:
+                values.pop("forced_first", None)  # which may be another language
         return self._resolve(settings, of_models)
 
     def _resolve(self, settings: Settings, of_models: Sequence[Mapping[str, Any]]) -> ResolvedSettings:
