@@ -60,7 +60,7 @@ REPLACED: tuple[tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], bool], tu
 Each row has a function of the given values and objects that returns true if the user makes the choice, and keys.
 """
 
-_DECIDING = ("beam", "sampling", *keys_tagged(WARPER), *keys_tagged(CONSTRAINS))
+_DECIDING = ("beam", "sampling", *keys_tagged(WARPER), *keys_tagged(CONSTRAINS), "prompt_lookup")
 """Keys on which the requirements of others depend, in an order in which each depends on those before it only."""
 
 
