@@ -5,7 +5,7 @@
 
 The model is a T5-small shape with random weights; the catalogue has random identifiers of 4 tokens. In each round, all
 ways decode the same queries one after the other in this process. ``edges`` is the default, ``all scores`` the plain way
-(``debug.narrowed_scores=false``), and ``transformers`` is ``prefix_allowed_tokens_fn`` over a trie of Python dicts,
+(``fast.narrowed_scores=false``), and ``transformers`` is ``prefix_allowed_tokens_fn`` over a trie of Python dicts,
 with the same weights (``--original``; it decodes one query, since it takes seconds). The table has medians of the
 rounds, the time to build the trie, and its memory. Each way is warmed up once. It also checks that all outputs are
 allowed and that the ways agree.
@@ -27,15 +27,15 @@ import numpy as np
 import torch
 
 from benchmarks.decoding.models import random_sources, save_random_t5
+from seqgen.addons.catalogue.constraint import TrieConstraint
+from seqgen.addons.catalogue.prefix_trie import PrefixTrie
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import collate
 from seqgen.decoding.options import build_setup
-from seqgen.decoding.prefix_trie import PrefixTrie
-from seqgen.decoding.processors.prefix_trie import TrieConstraint
 
 LENGTH = 4
 SOURCE = 32
@@ -136,10 +136,10 @@ def ways_of(
     cfg = GenerationConfig(semantics="huggingface", beam=beam, nbest=beam, max_len_b=LENGTH)
     trie, batch = trie_of(catalogue), batch_of(sources)
     ways: dict[str, Callable[[], Found]] = {}
-    for name, debug in (("edges", DebugConfig()), ("all scores", DebugConfig(narrowed_scores=False))):
+    for name, fast in (("edges", FastConfig()), ("all scores", FastConfig(narrowed_scores=False))):
         generator = SequenceGenerator(
             build_setup(
-                [loaded.model], loaded.task.target_dictionary, cfg, processors=[TrieConstraint(trie)], debug=debug
+                [loaded.model], loaded.task.target_dictionary, cfg, processors=[TrieConstraint(trie)], fast=fast
             )
         )
         ways[name] = functools.partial(ours, generator, batch)

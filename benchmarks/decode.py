@@ -47,8 +47,8 @@ from benchmarks.decoding.texts import measure_texts
 from benchmarks.decoding.workers import Workers, fairseq_checkpoints
 from benchmarks.decoding.workload import SEQGEN, Comparison, Measured, Toolkit, Workload
 
-PLAIN = {"beam_table": "off", "skip_log_softmax": False, "lazy_compaction": False}
-"""Fields of ``DebugConfig`` that turn off optimizations, except the cache."""
+PLAIN = {"beam_indirection": "off", "skip_log_softmax": False, "lazy_compaction": False}
+"""Fields of ``FastConfig`` that turn off optimizations, except the cache."""
 
 Outcome: TypeAlias = tuple[list[Measured], list[str]]
 """Figures, and messages on outputs that differ."""

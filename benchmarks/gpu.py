@@ -39,14 +39,15 @@ import torch
 from benchmarks.decoding.models import SHAPES, save_random_t5, save_random_transformer
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import SEQGEN, Workload
+from seqgen.addons.cuda_graphs import captured
+from seqgen.addons.cuda_graphs.captured import CapturedStep
 from seqgen.core.errors import ConfigError, listing
-from seqgen.decoding import captured
-from seqgen.decoding.captured import CapturedStep
 from seqgen.system.devices import find_device
 from seqgen.system.switches import MAPPED_WEIGHTS
-from tests.generation.test_captured_steps import CAPTURED
+from tests.addons.cuda_graphs.recording_gpu import recording_gpu
+from tests.addons.cuda_graphs.test_captured_steps import CAPTURED
 from tests.generation.test_gpu import CASES, FAST, FURTHER, OPTIONS, assert_equal, decode
-from tests.simulated_gpu import Counts, simulated_gpu
+from tests.simulated_gpu import Counts
 
 KITS = {SEQGEN: "seqgen_worker.Seqgen", "transformers": "huggingface_worker.HuggingFace"}
 KITS |= {"ctranslate2": "ctranslate2_worker.CTranslate2"}
@@ -128,7 +129,7 @@ def compare_outputs(plan: Plan, device: str, end: float) -> bool:
             small = mock.patch.multiple(captured, _SMALLEST_SOURCE=4, _SMALLEST_WINDOW=4)
             try:
                 with small, replays() as replay:
-                    found = decode(name, device, {**options, "captured_steps": captures})
+                    found = decode(name, device, {**options, "cuda_graphs": captures})
                 assert_equal(found, decode(name, "cpu", options))
                 replayed += replay.call_count > 0
             except Exception as error:
@@ -194,7 +195,7 @@ class Subject:
         if counts is None:
             torch.cuda.empty_cache()
         load = replace(self.load, sentences=sentences, batch=sentences, beam=beam)
-        request = {**load.request(self.vocabulary), "switches": {"captured_steps": captures}}
+        request = {**load.request(self.vocabulary), "switches": {"cuda_graphs": captures}}
         first = worker.answer(request)  # its memory includes that of recordings
         with replays() as replay:
             waits: float | str = round(waits_of(lambda: worker.answer(request), counts) / load.length, 1)
@@ -246,7 +247,7 @@ def device_of(name: str) -> Iterator[tuple[str, str, Counts | None]]:
         ConfigError: it is not available.
     """
     if name == "simulated":
-        with simulated_gpu() as counts, MAPPED_WEIGHTS.off():
+        with recording_gpu() as counts, MAPPED_WEIGHTS.off():
             yield "gpu", "a simulated GPU, whose times mean nothing", counts
         return
     device = find_device(name)

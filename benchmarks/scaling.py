@@ -185,9 +185,9 @@ TRAINING = {
 }
 DECODING = {
     "one process, 2 threads": ["common.threads=2"],
-    "job, 1 worker, 2 threads": ["generation.workers=1", "generation.part_lines=256", "common.threads=2"],
-    "job, 2 workers": ["generation.workers=2", "generation.part_lines=256", "common.threads=1"],
-    "job, 2 Ray actors": ["engine=ray", "ray.actors_per_node=2", "generation.part_lines=256", "common.threads=1"],
+    "job, 1 worker, 2 threads": ["job.workers=1", "job.part_lines=256", "common.threads=2"],
+    "job, 2 workers": ["job.workers=2", "job.part_lines=256", "common.threads=1"],
+    "job, 2 Ray actors": ["engine=ray", "ray.actors_per_node=2", "job.part_lines=256", "common.threads=1"],
 }
 
 

@@ -19,14 +19,14 @@ COMMANDS = {
     "seqgen-diff": "finds what differs between two runs or two decodes",
     "seqgen-show": "shows runs as a table, a trace of a search as a page",
 }
-"""By name, what each command is for."""
+"""What each command is for, by its name."""
 
-OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
-"""By the name of a command without ``seqgen-`` the add-on that it belongs to."""
+OF_ADDONS = {"calibrate": "confidence", "check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
+"""The add-on that a command belongs to, by the name of the command without ``seqgen-``."""
 
 
 TOOLS = {
-    "a job (engine=ray, job.*, generation.workers, generation.part_lines)": "seqgen.addons.jobs.command",
+    "a job (engine=ray, job.*)": "seqgen.addons.jobs.command",
     "a trace": "seqgen.addons.traces.writer",
     "the comparison of several systems": "seqgen.addons.compare.comparison",
     "the page of a trace": "seqgen.addons.traces.page",

@@ -11,8 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
@@ -20,6 +18,7 @@ from seqgen.checkpoints.model_weights import merged_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, resolve
 from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.command import log, run
+from seqgen.cli.model_formats import KEYS, MODEL_FORMATS, WRITERS, writer_of
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, like, option
@@ -28,9 +27,7 @@ from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
 from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import load_tokenizer
-from seqgen.decoding.building import Resources
-from seqgen.decoding.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
-from seqgen.registry import TASKS, import_declared
+from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
 
@@ -38,8 +35,8 @@ DESCRIPTION = """writes a model in another form, which format chooses. run: a ru
 or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5 or
 transformer. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
 files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the
-outputs allowed by generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the
-mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
+outputs that generation.allowed_outputs allows, encoded for a model, as a file that decoding maps into memory. average:
+the mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
 which may be runs of one architecture; it is written to checkpoints/average in the run folder (the first one, if there
 are several), or with output=NEW as a run of its own."""
 
@@ -66,11 +63,9 @@ class ConvertConfig:
         "folder to write, which must not exist yet; empty to write an average into the first run",
         role="output_path",
     )
-    format: str = option(
-        "run", "what is written", choices=("run", "huggingface", "export", "ctranslate2", "average", "trie")
-    )
+    format: str = option("run", "what is written", choices=MODEL_FORMATS)
     input: str = option(
-        "", "with format=trie: the allowed outputs, in a form of generation.prefix_trie", role="input_path"
+        "", "with format=trie: the allowed outputs, in a form of generation.allowed_outputs", role="input_path"
     )
     source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
@@ -79,30 +74,6 @@ class ConvertConfig:
     name: str = option("average", "with format=average: name of the checkpoint in the first run", role="output_path")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
-
-
-KEYS = {
-    "run": ("source_lang", "target_lang", "reading"),
-    "huggingface": ("reading",),
-    "export": ("opset", "reading"),
-    "ctranslate2": ("reading",),
-    "average": ("last", "name"),
-    "trie": ("input", "reading"),
-}
-"""By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``."""
-
-WRITERS = {"export": "seqgen.addons.export.onnx", "ctranslate2": "seqgen.addons.export.ctranslate2"}
-"""By the value of ``format`` the module that writes it: ``check_installed()`` raises if a package is missing,
-and ``write(cfg, loaded)`` writes a model and prints what it wrote."""
-
-
-def writer_of(form: str) -> Any:
-    """The module that writes a format.
-
-    Raises:
-        ConfigError: it belongs to an add-on that is not installed.
-    """
-    return import_declared(WRITERS[form], f"format={form}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -128,16 +99,14 @@ def convert(cfg: ConvertConfig) -> None:
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
-    in_float32 = cfg.format in WRITERS
-    loaded = load_model(path, dtype=torch.float32 if in_float32 else None, reading=cfg.reading)
+    writer = writer_of(cfg.format) if cfg.format in WRITERS else None
+    loaded = load_model(path, dtype=getattr(writer, "DTYPE", None), reading=cfg.reading)
     for note in loaded.notes:
         log(note)
     loaded = dataclasses.replace(loaded, model=merged_model(loaded.model))
-    if cfg.format in WRITERS:
-        writer_of(cfg.format).write(cfg, loaded)
+    if writer is not None:
+        writer.write(cfg, loaded)
         return
-    if cfg.format == "trie":
-        return _write_trie(cfg, loaded)
     if to_run:
         config = run_config(loaded, cfg)
         write_run(loaded, config, folder)
@@ -162,8 +131,8 @@ def _check_keys(cfg: ConvertConfig) -> None:
     for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*KEYS[cfg.format]}):
         owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
         raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or set {owners}")
-    if cfg.format == "trie" and not (cfg.input and cfg.output.endswith(TRIE_SUFFIX)):
-        raise ConfigError(f"format=trie needs input=FILE with the allowed outputs, and output=NAME{TRIE_SUFFIX}")
+    if cfg.format in WRITERS:
+        writer_of(cfg.format).check(cfg)
     if cfg.format != "average":
         if len(cfg.path) > 1:
             raise ConfigError(
@@ -174,10 +143,8 @@ def _check_keys(cfg: ConvertConfig) -> None:
             raise ConfigError(f"output is missing: set output=FOLDER, the {cfg.format} folder to write")
     if cfg.output and Path(cfg.output).exists():
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
-    if cfg.format in ("huggingface", "export", "ctranslate2", "trie"):
+    if cfg.format in ("huggingface", *WRITERS):
         check_output("output", cfg.output, cfg.input)
-    if cfg.format in WRITERS:
-        writer_of(cfg.format).check_installed()
 
 
 def _write_average(cfg: ConvertConfig) -> None:
@@ -204,19 +171,6 @@ def _write_average(cfg: ConvertConfig) -> None:
     written, checkpoints = average_runs(cfg.path, cfg.last, cfg.name, new_run, log)
     names = [str(path) if len(cfg.path) > 1 else path.name for path in checkpoints]
     print(f"{written}: the average of {', '.join(names)}")
-
-
-def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
-    """Write a trie of allowed outputs.
-
-    Raises:
-        DataError: the allowed outputs cannot be read.
-    """
-    task = loaded.task
-    trie = trie_of_file(Path(cfg.input), Resources(task.target_dictionary, task.target_tokenizer.encode))
-    trie.save(Path(cfg.output))
-    print(f"{cfg.output}: a trie of {len(trie.tokens):,} nodes")
-    print(f"decode:    seqgen-generate path={cfg.path[0]} input=FILE generation.prefix_trie={cfg.output}")
 
 
 def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
         overrides = arguments.overrides
         if is_job(cfg, overrides):
-            jobs = tool("a job (engine=ray, job.*, generation.workers, generation.part_lines)")
+            jobs = tool("a job (engine=ray, job.*)")
             return int(jobs.run_job(cfg, arguments.given, overrides))
         generate(cfg, arguments.given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
@@ -68,8 +68,7 @@ def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
     keys = [split_argument(override)[0] for override in overrides]
     if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
         raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or set engine=ray")
-    of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
-    return cfg.engine == "ray" or bool(of_job)
+    return cfg.engine == "ray" or any(key.startswith("job.") for key in keys)
 
 
 def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | None = None) -> None:
@@ -147,7 +146,6 @@ class _Outputs:
         typed: shows notes at once if a user types the lines.
         hypotheses: the text of each line.
         tokens: number of tokens of these texts.
-        marked: number of lines that a person should read.
         counts: what the line stages counted, by name.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
@@ -155,7 +153,6 @@ class _Outputs:
     typed: TypedLines | None
     hypotheses: list[str] = field(default_factory=list)
     tokens: int = 0
-    marked: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[tuple[int, str]] = field(default_factory=list)
 
@@ -163,7 +160,6 @@ class _Outputs:
         """Add the next line."""
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
-        self.marked += bool(translation.review)
         notes = [(translation.id + 1, note) for note in translation.notes]
         if self.typed is None:
             self.notes += notes
@@ -190,10 +186,8 @@ def _check_keys(cfg: GenerateConfig) -> None:
     check_outputs(cfg)
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
-    if cfg.stream and cfg.generation.confidence:
-        raise ConfigError("stream=true writes no probabilities (generation.confidence); remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
-        raise ConfigError("stream=true writes tokens as they come, without remove_bpe and detokenize; remove one")
+        raise ConfigError("remove_bpe and detokenize need whole outputs, which stream=true does not have; remove one")
     files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
     check_output("output", cfg.output, *files, in_place=True)
     check_trace(cfg, *files)
@@ -287,8 +281,6 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
             for line in score_lines(text_scores(hypotheses, references), hypotheses):
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
-    if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for review", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 
 

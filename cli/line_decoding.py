@@ -26,7 +26,8 @@ from seqgen.data.table import is_table
 from seqgen.data.tokenizers.base import SPACE
 from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 from seqgen.task import Task
-from seqgen.text.output_formats import wanted_details
+from seqgen.text.line_stages import check_stages
+from seqgen.text.output_formats import BUILT_IN, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -54,7 +55,7 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
 
 
 FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".tsv": "tsv"}
-"""The format that the end of an output's name means."""
+"""The format of an output, by the ending of its file name."""
 
 
 def check_outputs(cfg: GenerateConfig) -> None:
@@ -71,11 +72,7 @@ def check_outputs(cfg: GenerateConfig) -> None:
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     text_cleaner(cfg.remove_bpe, cfg.detokenize)
-    if cfg.generation.input_split == "sentences":
-        refused = {"stream": cfg.stream, "trace": cfg.trace, "format=fairseq": cfg.format == "fairseq"}
-        refused |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
-        for key in (key for key, given in refused.items() if given):
-            raise ConfigError(f"{key} cannot be used with generation.input_split=sentences; remove one of them")
+    check_stages(cfg)
 
 
 def check_plain_text(**files: Sequence[str]) -> None:
@@ -104,16 +101,15 @@ def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
     return task.part(dataset.gen_source) if dataset.gen_source else task
 
 
-def settings_of_part(dataset: GenerateDatasetConfig, task: Task, given: Mapping[str, Any] | None = None) -> Settings:
+def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> Settings:
     """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
 
     Args:
         dataset: names the part, or none.
         task: the task of the first model.
-        given: the settings that the user gave on the command line, which override those of the part.
     """
     found = task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
-    return Settings(*Settings().with_layer("part", found).layers, Layer(USER, given or {}))
+    return Settings().with_layer("part", found)
 
 
 def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log) -> list[LoadedModel]:
@@ -128,10 +124,7 @@ def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log
         UserError: one cannot be loaded.
     """
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, device, cfg.reading)
-    for text in (text for item in loaded for text in item.notes):
-        note(text)
-    return loaded
+        return load_models(cfg.path, device, cfg.reading, note=note)
 
 
 def prepare_decoding(
@@ -158,12 +151,13 @@ def prepare_decoding(
     """
     loaded = load_noted(cfg, device, note)
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task, given))
+        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task).plus(Layer(USER, given)))
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
-    if decoding.splitter is not None and own_lines and not decoding.task.reads_plain_lines:
+    splitter = decoding.stages.splitter
+    if splitter is not None and own_lines and not decoding.task.reads_plain_lines:
         raise ConfigError(
-            "generation.input_split splits whole lines, and this task inserts lines into a template; give complete "
+            f"generation.{splitter.key} splits whole lines, and this task inserts lines into a template; give complete "
             "lines with input=FILE and without dataset.gen_source"
         )
     for text in decoding.notes:
@@ -172,10 +166,13 @@ def prepare_decoding(
     mark = "@@" if cfg.remove_bpe == "subword_nmt" else SPACE
     if cfg.remove_bpe and mark not in target.decode([i for i, piece in enumerate(target.dictionary) if mark in piece]):
         raise ConfigError(f"remove_bpe={cfg.remove_bpe} has no effect: no output of the model has a {mark}; remove it")
-    used = {"nbest": cfg.trace, "top_tokens": decoding.cfg.features or decoding.cfg.confidence}
-    for key, (what, formats) in WRITTEN.items():
+    used = {"nbest": cfg.trace}
+    for key, written in (WRITTEN | decoding.stages.written).items():
         value = getattr(decoding.cfg, key)
-        if value != DEFAULTS[key] and cfg.format not in formats and not used.get(key):
+        if written is None or value == DEFAULTS[key] or cfg.format not in BUILT_IN or used.get(key):
+            continue
+        what, formats = written
+        if cfg.format not in formats:
             note(f"generation.{key}={value_text(value)}: format={cfg.format} writes {what}; choose {formats}")
     return loaded, decoding
 
@@ -199,10 +196,8 @@ def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str
     return replace(translation, hypotheses=hypotheses, notes=notes)
 
 
-WRITTEN = {
+WRITTEN: dict[str, tuple[str, str] | None] = {
     "nbest": ("only the best hypothesis of each line", "format=json or format=fairseq"),
-    "confidence": ("no probabilities", "format=json or format=tsv"),
-    "features": ("no features", "format=json"),
     "top_tokens": ("no probable tokens", "format=json"),
 }
 """By key of the ``generation`` group: what other formats write of it, and the formats that write all."""

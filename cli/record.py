@@ -76,7 +76,7 @@ def _beside(checkpoint: Path) -> list[Path]:
 def named_files(keys: Mapping[str, str]) -> list[str]:
     """The files that the values of keys name, and the Python files of the folders of ``common.user_dir``.
 
-    Only keys whose values can be files are looked at: a file named ``1`` is not part of ``generation.lenpen=1``.
+    Only keys whose values can be files are looked at: a file named ``1`` is not part of ``generation.beam=1``.
 
     Args:
         keys: values by key, as the user gave them.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from seqgen.cli.generate import input_lines, split_references
-from seqgen.cli.line_decoding import check_path_and_split
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.cli.command import set_up_device
+from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_references
+from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
 from seqgen.cli.output import check_output
 from seqgen.config import (
-    DebugConfig,
     DecodingCommonConfig,
+    FastConfig,
     GenerateConfig,
     GenerateDatasetConfig,
     GenerationConfig,
@@ -18,9 +22,10 @@ from seqgen.config import (
     like,
     option,
 )
+from seqgen.config.settings import USER, Layer, Settings
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.metrics import METRICS
-from seqgen.task import Task
+from seqgen.text.translator import Translator
 
 
 @dataclass
@@ -38,41 +43,73 @@ class ReferencedTextConfig:
     input: str = option("", "text file to decode; empty for the split dataset.gen_subset", role="input_path")
     reference: str = option("", "text file with the reference outputs of input", role="input_path")
     prefix: str = like(GenerateConfig, "prefix")
-    json: str = option("", "file for the scores; - for standard output, not the table", role="output_path")
+    json: str = option("", "file for the scores; - for standard output, in place of the table", role="output_path")
     metric: str = option("bleu", "score to maximize", choices=METRICS)
     dataset: ReferencedSplitConfig = dataclasses.field(default_factory=ReferencedSplitConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
-    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+    fast: FastConfig = dataclasses.field(default_factory=FastConfig)
+
+    def check(self) -> None:
+        """Check before the models are loaded that there is a text with references, and that ``json`` can be written.
+
+        Raises:
+            UserError: a key is missing or has no effect, or the file cannot be written.
+        """
+        check_path_and_split(self.path, self.input, self.dataset)
+        if bool(self.input) != bool(self.reference):
+            raise ConfigError("set both input=FILE and reference=FILE, its correct outputs; or neither, for a split")
+        if self.json:
+            check_output("json", self.json, self.input, self.reference, self.prefix)
 
 
-def lines_with_references(
-    cfg: ReferencedTextConfig, task: Task, references: list[str] | None
-) -> tuple[list[str], list[str]]:
-    """The lines to decode and the reference of each.
+@dataclass(frozen=True)
+class ReferencedText:
+    """Lines with their references, and the models that decode them.
+
+    Attributes:
+        lines: the lines.
+        references: the reference output of each.
+        prefixes: the forced beginning of each output; ``None`` if there are none.
+        models: the models.
+        settings: the decoding settings of the part of the task that is decoded.
+    """
+
+    lines: list[str]
+    references: list[str]
+    prefixes: list[str] | None
+    models: list[LoadedModel]
+    settings: Settings
+
+    def translator(self, given: Mapping[str, Any]) -> Translator:
+        """Decode with the models.
+
+        Args:
+            given: the settings that the user gave on the command line, by whole key.
+        """
+        return Translator(self.models, settings=self.settings.plus(Layer(USER, given)))
+
+
+def read_referenced_text(cfg: ReferencedTextConfig) -> ReferencedText:
+    """Load the models of a command, and read its lines and references; files are read first.
 
     Args:
-        cfg: the whole configuration.
-        task: the task of the first model.
-        references: the lines of ``cfg.reference``, if it is given.
+        cfg: its configuration; ``check`` has found no error in it.
 
     Raises:
+        UserError: a model cannot be loaded, or a file cannot be read.
         DataError: there are no lines, or there is not one reference for each.
     """
+    references, _ = checked_input(cfg)
+    models = load_noted(cfg, set_up_device(cfg.common))
+    task = models[0].task
     lines = list(input_lines(cfg, task))
     references = references if cfg.input else split_references(cfg, task)
     if not lines or references is None or len(references) != len(lines):
         count = "no" if references is None else len(references)
         named = cfg.input or f"split {cfg.dataset.gen_subset}"
         raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
-    return lines, references
-
-
-def check_text(cfg: ReferencedTextConfig) -> None:
-    """Check before the models are loaded that there is a text with references, and that the figures can be written."""
-    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
-    if bool(cfg.input) != bool(cfg.reference):
-        raise ConfigError("set both input=FILE and reference=FILE, its correct outputs; or neither, for a split")
-    if cfg.json:
-        check_output("json", cfg.json, cfg.input, cfg.reference, cfg.prefix)
+    prefixes = prefix_lines(cfg)
+    found = None if prefixes is None else list(prefixes)
+    return ReferencedText(lines, references, found, models, settings_of_part(cfg.dataset, task))

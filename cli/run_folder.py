@@ -68,7 +68,7 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     else:
         _check_new(folder, files)
     if len({*data.values()}) < len(data):
-        log(f"the text of {' and '.join(data)} is the same, so that validation scores are those of training text")
+        log(f"the text of {' and '.join(data)} is the same, so validation scores are those of training text")
     with frozen(folder) if begun else nullcontext():
         task = component.setup_task(cfg.task, folder)
     if begun:

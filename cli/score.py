@@ -43,7 +43,7 @@ OF_MODELS = ("output", "tokens_per_sample", "context_window", "reading", "genera
 class ScoringConfig:
     """Keys of scoring by models."""
 
-    unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
+    normalize_scores: bool = option(True, "report means of log-probabilities; false for sums")
     combination: str = like(GenerationConfig, "combination")
     components: dict[str, Any] = like(GenerationConfig, "components")
     batch_size: int = option(64, "sentences per batch", minimum=1)
@@ -58,7 +58,7 @@ class CompareConfig:
     """Keys of comparisons of systems."""
 
     names: list[str] = option(
-        [], "names of the systems, in the order of hypothesis; empty to call them as hypothesis does"
+        [], "names of the systems, in the order of hypothesis; empty to use the names of the files"
     )
     tests: str = option(
         "both",
@@ -336,7 +336,7 @@ def _check_keys(cfg: ScoreConfig) -> None:
 def _check_keys_of_text(cfg: ScoreConfig, given: Sequence[str]) -> None:
     compares, tests = _compares(cfg), cfg.compare.tests != "none"
     if "compare" in given and not compares:
-        raise ConfigError("compare.* needs several systems, hypothesis=[A,B], or json=FILE; remove it")
+        raise ConfigError("keys of compare need several systems, hypothesis=[A,B], or json=FILE; remove them")
     if cfg.compare.seed and not tests:
         raise ConfigError("compare.seed has no effect with compare.tests=none; remove one of them")
     if cfg.compare.examples != CompareConfig().examples and len(cfg.hypothesis) < 2:

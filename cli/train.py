@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ConfigError("run_dir is missing: set run_dir=FOLDER, the run folder that training will use")
         chosen = chosen_components(TrainConfig, arguments.overrides)
         if not text_values(arguments.overrides, "task", str):
-            log(f"no task is given, so that the built-in example is trained: task={chosen['task']}")
+            log(f"no task is given, so the built-in example is trained: task={chosen['task']}")
         return train_run(cfg, Path(cfg.run_dir or f"runs/{chosen['task']}-{chosen['model']}"), arguments)
 
     run(TrainConfig, work, DESCRIPTION, argv, train_sweep, complete=with_checkpoint, pass_arguments=True)

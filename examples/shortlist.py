@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from seqgen.extend import (
     Dictionary,
     ReadingConfig,
     Task,
-    VocabularyMap,
     check_output,
     load_model,
     log,
@@ -35,6 +34,8 @@ from seqgen.extend import (
 )
 
 Ids = npt.NDArray[np.int64]
+Targets = Mapping[tuple[int, ...], Ids]
+"""Ids of target tokens by sequence of source ids; those of the empty sequence belong to every source."""
 
 DESCRIPTION = """writes for each source token of a model the target tokens that are its most probable translations in
 parallel text, by IBM model 1. Decoding with generation.shortlist=FILE generates only those of the source's tokens.
@@ -84,19 +85,19 @@ def shortlist(cfg: ShortlistConfig) -> int:
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     found = ibm_model_1(sources, targets, cfg.iterations).best(cfg.best)
     everywhere = np.array(ranked[: cfg.frequent], dtype=np.int64)
-    table = VocabularyMap({(): everywhere, **found.targets})
+    table = {(): everywhere, **found}
     output = Path(cfg.output)
     if left_out := write_map(table, output, task.source_dictionary, task.target_dictionary):
         log(f"{left_out} tokens contain white space, which separates the tokens of the file, and are left out")
-    print(f"{output}: {len(found.targets)} source tokens from {len(sources)} lines, {len(everywhere)} frequent tokens")
+    print(f"{output}: {len(found)} source tokens from {len(sources)} lines, {len(everywhere)} frequent tokens")
     return 0
 
 
-def write_map(table: VocabularyMap, path: Path, source: Dictionary, target: Dictionary) -> int:
-    """Write the file of a map.
+def write_map(table: Targets, path: Path, source: Dictionary, target: Dictionary) -> int:
+    """Write the file of ``generation.shortlist``.
 
     Args:
-        table: the map.
+        table: the target tokens by source tokens.
         path: the file.
         source: the source vocabulary.
         target: the target vocabulary.
@@ -113,7 +114,7 @@ def write_map(table: VocabularyMap, path: Path, source: Dictionary, target: Dict
         return kept
 
     with new_file(path) as file:
-        for key, ids in table.targets.items():
+        for key, ids in table.items():
             left = tokens(key, source, "source")
             right = tokens(ids.tolist(), target, "target")
             if len(left) == len(key):
@@ -173,15 +174,13 @@ class LexicalProbabilities:
     probability: npt.NDArray[np.float64]
     null: int
 
-    def best(self, count: int) -> VocabularyMap:
+    def best(self, count: int) -> Targets:
         """The ``count`` most probable target tokens of each source token, without the empty word."""
         order = np.lexsort((self.target, -self.probability, self.source))
         order = order[self.source[order] != self.null]
         owners, starts = np.unique(self.source[order], return_index=True)
         groups = np.split(self.target[order], starts[1:])
-        return VocabularyMap(
-            {(owner,): group[:count] for owner, group in zip(owners.tolist(), groups[: len(owners)], strict=True)}
-        )
+        return {(owner,): group[:count] for owner, group in zip(owners.tolist(), groups[: len(owners)], strict=True)}
 
 
 def ibm_model_1(

@@ -47,7 +47,7 @@ from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.registry import MODELS
-from seqgen.system.reading import read_bytes
+from seqgen.system.reading import read_bytes, read_lists
 
 # Not weights: version numbers, a buffer that marks the device, and sinusoids that old versions saved.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")
@@ -126,9 +126,13 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     values = task.as_values()
     if not continues and options.languages is None:
         values = _task_values(options, source is target, any(side.sentencepiece for side in sides), model)
-    return LoadedModel(
-        model, task, TrainConfig(model=options.model), path, task_values=values, notes=_notes(path, sides)
-    )
+    notes = []
+    if not all(side.sentencepiece for side in sides):
+        notes.append(
+            f"{path}: there is no SentencePiece model in its folder, and none is given: input and output are tokenized "
+            "text"
+        )
+    return LoadedModel(model, task, TrainConfig(model=options.model), path, task_values=values, notes=notes)
 
 
 def _ties(config: Any) -> dict[str, str]:
@@ -185,7 +189,7 @@ def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> 
 def _tokenizer(side: _Side, languages: FairseqLanguages | None = None) -> Tokenizer:
     text: Tokenizer = WhitespaceTokenizer(side.dictionary)
     if side.sentencepiece is not None:
-        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, origin=str(side.sentencepiece))
+        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, location=str(side.sentencepiece))
     return text if languages is None else LanguageTokenizer(text, side.codes, languages.convention(side.codes))
 
 
@@ -203,14 +207,6 @@ def _task_values(
         "max_source_positions": longest_source,
         "max_target_positions": longest_target,
     }
-
-
-def _notes(path: Path, sides: list[_Side]) -> list[str]:
-    if all(side.sentencepiece for side in sides):
-        return []
-    return [
-        f"{path}: there is no SentencePiece model in its folder, and none is given: input and output are tokenized text"
-    ]
 
 
 def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str, str]) -> dict[str, Tensor]:
@@ -275,85 +271,27 @@ def _normalize_over_outputs(weights: dict[str, Tensor]) -> None:
         weights[name], weights[direction] = weight.norm(dim=(0, 1), keepdim=True), weight
 
 
-_NAMES = {
-    "fconv": "fconv fconv_iwslt_de_en fconv_wmt_en_ro fconv_wmt_en_de fconv_wmt_en_fr",
-    "transformer": """
-        transformer transformer_tiny transformer_iwslt_de_en transformer_wmt_en_de transformer_vaswani_wmt_en_de_big
-        transformer_vaswani_wmt_en_fr_big transformer_wmt_en_de_big transformer_wmt_en_de_big_t2t bart_base bart_large
-        mbart_base mbart_base_wmt20 mbart_large
-        """,
-    "transformer_lm": """
-        transformer_lm transformer_lm_big transformer_lm_wiki103 transformer_lm_baevski_wiki103 transformer_lm_gbw
-        transformer_lm_baevski_gbw transformer_lm_gpt transformer_lm_gpt2_small transformer_lm_gpt2_medium
-        transformer_lm_gpt2_big
-        """,
+_LISTS = read_lists(__package__, "fairseq_options.txt")
+
+FAMILIES = {
+    name: family for family in ("fconv", "transformer", "transformer_lm") for name in _LISTS[f"architecture.{family}"]
 }
-FAMILIES = {name: family for family, names in _NAMES.items() for name in names.split()}
 """The model of each architecture. Checkpoints have all options; one that is missing has the model's default."""
 
-_SWITCHES = """
-    adaptive_input add_bos_token char_inputs character_embeddings cross_self_attention decoder_add_adapters
-    embedding_only encoder_add_adapters full_context_alignment merge_src_tgt_embed no_cross_attention
-    no_dec_token_positional_embeddings no_decoder_final_norm no_enc_token_positional_embeddings
-    no_token_positional_embeddings past_target scale_attn scale_fc scale_heads scale_resids self_target
-    tie_adaptive_proj tie_adaptive_weights use_factorized_embedding
-    """
-_TEXTS = """
-    adaptive_softmax_cutoff decoder_layers_to_keep decoder_xformers_att_config encoder_layers_to_keep
-    encoder_xformers_att_config
-    """
 _NUMBERS = {
     **{"bos": 0, "pad": 1, "eos": 2, "unk": 3, "alignment_heads": 0, "alignment_layer": -1, "base_layers": 0},
     **{"decoder_recurrent_stacking": 1, "encoder_recurrent_stacking": 1, "output_dictionary_size": -1},
     **{"quant_noise_pq": 0, "quant_noise_scalar": 0},
 }
 _MUST_BE: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_SWITCHES.split(), (False,)),
-    **dict.fromkeys(_TEXTS.split(), ()),
+    **dict.fromkeys(_LISTS["off"], (False,)),
+    **dict.fromkeys(_LISTS["empty"], ()),
     **{key: (value,) for key, value in _NUMBERS.items()},
 }
 """Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
 leave them off."""
 
-_IGNORED_OPTIONS = frozenset(
-    """
-    _name arch criterion task tokenizer bpe optimizer scoring no_seed_provided user_dir data source_lang target_lang
-    load_alignments left_pad_source left_pad_target upsample_primary truncate_source num_batch_buckets raw_text
-    lazy_load dataset_impl max_positions workers num_workers max_tokens max_sentences batch_size max_tokens_valid
-    max_sentences_valid batch_size_valid required_batch_size_multiple required_seq_len_multiple
-    skip_invalid_size_inputs_valid_test data_buffer_size train_subset valid_subset combine_valid_subsets
-    ignore_unused_valid_subsets gen_subset num_shards shard_id grouped_shuffling update_epoch_batch_itr
-    update_ordered_indices_seed curriculum sample_without_replacement max_valid_steps no_progress_bar
-    tensorboard_logdir wandb_project azureml_logging tbmf_wrapper suppress_crashes profile use_plasma_view
-    plasma_path seed cpu tpu empty_cache_freq all_gather_list_size quantization_config_path model_parallel_size fp16
-    bf16 memory_efficient_fp16 memory_efficient_bf16 on_cpu_convert_precision min_loss_scale threshold_loss_scale
-    amp device_id local_rank ddp_backend ddp_comm_hook bucket_cap_mb fix_batches_to_gpus find_unused_parameters
-    gradient_as_bucket_view fast_stat_sync heartbeat_timeout broadcast_buffers localsgd_frequency nprocs_per_node
-    zero_sharding no_reshard_after_forward fp32_reduce_scatter cpu_offload use_sharded_state
-    not_fsdp_flatten_parameters min_params_to_wrap max_epoch max_update stop_time_hours clip_norm sentence_avg
-    update_freq lr min_lr stop_min_lr use_bmuf skip_remainder_batch debug_param_names block_lr block_momentum
-    global_sync_iter use_nbm average_sync momentum weight_decay use_old_adam adamax_betas adagrad adafactor_eps
-    clip_threshold decay_rate beta1 relative_step scale_parameter force_anneal lrshrink end_learning_rate power
-    total_num_update max_lr t_mult shrink_min phase_ratio init_lr_scale final_lr_scale hold_steps decay_steps
-    restore_file continue_once finetune_from_model optimizer_overrides no_save no_epoch_checkpoints
-    no_last_checkpoints no_save_optimizer_state best_checkpoint_metric maximize_best_checkpoint_metric patience
-    load_checkpoint_on_all_dp_ranks write_checkpoints_asynchronously fixed_validation_seed disable_validation
-    store_ema label_smoothing report_accuracy ignore_prefix_size langs lang_dict lang_pairs lang_tok_style
-    encoder_langtok decoder_langtok langtoks langtoks_specs lang_tok_replacing_bos_eos enable_lang_ids
-    enable_reservsed_directions_shared_datasets extra_data extra_lang_pairs fixed_dictionary source_dict target_dict
-    sampling_method sampling_temperature sampling_weights sampling_weights_from_file shuffle_instance
-    one_dataset_per_batch same_lang_per_batch tokens_per_sample sample_break_mode shorten_method
-    shorten_data_split_list pad_to_fixed_length pad_to_fixed_bsz pad_to_bsz future_target character_filters
-    character_embedding_dim char_embedder_highway_layers no_tie_adaptive_proj decoder_final_norm encoder_embed_path
-    decoder_embed_path relu_dropout adaptive_softmax_dropout adaptive_softmax_factor adaptive_input_factor
-    adaptive_input_cutoff offload_activations quant_noise_pq_block_size base_sublayers base_shuffle export
-    decoder_input_dim decoder_output_dim encoder_factorized_embed_dim decoder_factorized_embed_dim
-    encoder_adapter_reduction_factor decoder_adapter_reduction_factor encoder_adapter_activation_fn
-    decoder_adapter_activation_fn encoder_adapter_lang_ids decoder_adapter_lang_ids encoder_finetune_adapter
-    decoder_finetune_adapter encoder__name decoder__name quant_noise__name pooler_dropout pooler_activation_fn
-    do_r4f spectral_norm_classification_head
-    """.split()  # noqa: SIM905  # a list of this length is read more easily without quotes
-)
+_IGNORED_OPTIONS = frozenset(_LISTS["ignored"])
 """Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
 
 _FAMILIES = (
@@ -591,8 +529,8 @@ def _resolve(value: Any, cfg: Mapping[str, Any]) -> Any:
 def _family(name: str, path: Path) -> str:
     if name not in FAMILIES:
         raise CheckpointError(
-            f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have"
-            f"{nearest(name, FAMILIES)}; it has: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
+            f"{path} holds a model of the architecture {shown(name)}, which seqgen does not know"
+            f"{nearest(name, FAMILIES)}; it knows: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
             "reading.architecture=NAME"
         )
     return FAMILIES[name]
@@ -620,7 +558,7 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
     for key in ("decoder_input_dim", "decoder_output_dim"):
         if options.get(key, options.get("decoder_embed_dim")) != options.get("decoder_embed_dim"):
             raise CheckpointError(
-                f"{path} was trained with {key} unlike decoder_embed_dim, which seqgen does not support"
+                f"{path} was trained with {key} different from decoder_embed_dim, which seqgen does not support"
             )
     # text is what seqgen reads where fairseq evaluates an expression; some versions save the list that it stands for
     values = {

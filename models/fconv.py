@@ -82,7 +82,48 @@ class FConvEncoderOut(EncoderOut):
     values: Tensor = field(kw_only=True)
 
 
-class FConvEncoder(Encoder):
+class FConvStack(nn.Module):
+    """Embeddings and convolutions, which encoder and decoder share.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: embedding of the vocabulary; its ``padding_idx`` is the id of padding.
+        num_positions: rows of the position table.
+        layers: the convolutional layers.
+        kind: the class of the convolutions.
+    """
+
+    embed_tokens: nn.Embedding
+
+    def __init__(
+        self,
+        cfg: FConvConfig,
+        embed_tokens: nn.Embedding,
+        num_positions: int,
+        layers: list[ConvolutionSpec],
+        kind: Callable[[int, int, int], ConvTBC],
+    ):
+        super().__init__()
+        dim, padding_idx = embed_tokens.embedding_dim, embed_tokens.padding_idx
+        assert padding_idx is not None
+        inputs = [layers[0].channels, *(layer.channels for layer in layers[:-1])]
+        self.dropout = Dropout(cfg.dropout)
+        self.embed_tokens = embed_tokens
+        self.embed_positions = LearnedPositions(num_positions, dim, padding_idx, std=_EMBEDDING_STD)
+        self.fc1 = weight_norm_linear(dim, layers[0].channels, cfg.dropout)
+        self.residuals = [layer.residual for layer in layers]
+        self.projections = _projections(layers, inputs)
+        self.convolutions = nn.ModuleList(
+            weight_norm_conv(kind(channels, 2 * layer.channels, layer.kernel_width), cfg.dropout)
+            for channels, layer in zip(inputs, layers, strict=True)
+        )
+
+    def max_positions(self) -> int:
+        """The longest source or target, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+class FConvEncoder(FConvStack, Encoder):
     """Convolutional encoder: layers of gated convolutions.
 
     Args:
@@ -95,20 +136,9 @@ class FConvEncoder(Encoder):
     def __init__(
         self, cfg: FConvConfig, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec], num_attention_layers: int
     ):
-        super().__init__()
-        dim = embed_tokens.embedding_dim
-        self.dropout = Dropout(cfg.dropout)
+        super().__init__(cfg, embed_tokens, cfg.max_source_positions, layers, ConvTBC)
         self.num_attention_layers = num_attention_layers
-        self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg.max_source_positions, embed_tokens)
-        self.fc1 = weight_norm_linear(dim, layers[0].channels, cfg.dropout)
-        self.residuals = [layer.residual for layer in layers]
-        self.projections = _projections(layers)
-        self.convolutions = nn.ModuleList(
-            weight_norm_conv(ConvTBC(inputs, 2 * layer.channels, layer.kernel_width), cfg.dropout)
-            for inputs, layer in zip(_input_dims(layers), layers, strict=True)
-        )
-        self.fc2 = weight_norm_linear(layers[-1].channels, dim)
+        self.fc2 = weight_norm_linear(layers[-1].channels, embed_tokens.embedding_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> FConvEncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward``."""
@@ -129,12 +159,8 @@ class FConvEncoder(Encoder):
         x = scale_gradient(x, 1 / (2 * self.num_attention_layers))
         return FConvEncoderOut(x, padding_mask, values=scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
 
-    def max_positions(self) -> int:
-        """The longest source, in tokens with end-of-sentence."""
-        return self.embed_positions.max_positions
 
-
-class FConvDecoder(IncrementalDecoder):
+class FConvDecoder(FConvStack, IncrementalDecoder):
     """Convolutional decoder: gated causal convolutions, with attention to the source in some layers.
 
     Args:
@@ -152,18 +178,8 @@ class FConvDecoder(IncrementalDecoder):
     def __init__(
         self, cfg: FConvConfig, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec], attention: list[bool]
     ):
-        super().__init__()
+        super().__init__(cfg, embed_tokens, cfg.max_target_positions, layers, LinearizedConvolution)
         dim, out_dim = embed_tokens.embedding_dim, cfg.decoder_out_embed_dim
-        self.dropout = Dropout(cfg.dropout)
-        self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg.max_target_positions, embed_tokens)
-        self.fc1 = weight_norm_linear(dim, layers[0].channels, cfg.dropout)
-        self.residuals = [layer.residual for layer in layers]
-        self.projections = _projections(layers)
-        self.convolutions = nn.ModuleList(
-            weight_norm_conv(LinearizedConvolution(inputs, 2 * layer.channels, layer.kernel_width), cfg.dropout)
-            for inputs, layer in zip(_input_dims(layers), layers, strict=True)
-        )
         self.attention = nn.ModuleList(
             MultiStepAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
             for layer, attends in zip(layers, attention, strict=True)
@@ -191,7 +207,9 @@ class FConvDecoder(IncrementalDecoder):
         start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
         positions = self.embed_positions.of_target(seen, tokens.size(1), start_offsets)
         embedded = self.dropout(self.embed_tokens(tokens) + positions)
-        before_start = _before_start(seen, tokens.size(1), start_offsets)
+        before_start = None  # true at positions before the start offset of a row, which are zeros for convolutions
+        if start_offsets is not None:
+            before_start = torch.arange(seen, seen + tokens.size(1), device=tokens.device) < start_offsets.unsqueeze(1)
 
         x = self.fc1(embedded)
         history = [x]
@@ -229,28 +247,12 @@ class FConvDecoder(IncrementalDecoder):
         """The features, the weight and the bias of the output layer; see ``Decoder.output_product``."""
         return features, self.fc3.matrix(), self.fc3.bias
 
-    def max_positions(self) -> int:
-        """The longest target, in tokens with end-of-sentence."""
-        return self.embed_positions.max_positions
 
-
-def _positions(num_rows: int, embed_tokens: nn.Embedding) -> LearnedPositions:
-    padding_idx = embed_tokens.padding_idx
-    assert padding_idx is not None
-    return LearnedPositions(num_rows, embed_tokens.embedding_dim, padding_idx, std=_EMBEDDING_STD)
-
-
-def _input_dims(layers: list[ConvolutionSpec]) -> list[int]:
-    """The dimension of the input of each layer; that of the first is the dimension of its output."""
-    return [layers[0].channels, *(layer.channels for layer in layers[:-1])]
-
-
-def _projections(layers: list[ConvolutionSpec]) -> nn.ModuleList:
+def _projections(layers: list[ConvolutionSpec], dims: list[int]) -> nn.ModuleList:
     """Projections of the residual of each layer to the dimension of the layer's output.
 
     With layers of dimension 512, 512 and 1024, whose residuals are their inputs, only the third needs a projection.
     """
-    dims = _input_dims(layers)
     modules: list[nn.Module] = []
     for i, layer in enumerate(layers):
         inputs = dims[i + 1 - layer.residual] if layer.residual > 0 else layer.channels
@@ -272,13 +274,6 @@ def _sqrt_lengths(x: Tensor, padding_mask: Tensor | None) -> Tensor | float:
     if padding_mask is None:
         return math.sqrt(x.size(1))
     return (~padding_mask).sum(1).to(x.dtype).sqrt().view(-1, 1, 1)
-
-
-def _before_start(seen: int, new: int, start_offsets: Tensor | None) -> Tensor | None:
-    """``(N, new)`` bool, true at new positions before a row's start offset, which are zeros for convolutions."""
-    if start_offsets is None:
-        return None
-    return torch.arange(seen, seen + new, device=start_offsets.device) < start_offsets.unsqueeze(1)
 
 
 def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:

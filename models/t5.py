@@ -15,20 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
-from seqgen.core.incremental_state import StateDict
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import EncoderOut, Segments
 from seqgen.data.vocabularies import Vocabularies, check_joined, embedding_sizes
-from seqgen.modules.dropout import Dropout
+from seqgen.modules.dropout import Dropout, LayerDropList
+from seqgen.modules.layered import LayeredDecoder, LayeredEncoder, LayerStack
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
+from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import RelativePositionBias
-from seqgen.modules.projected_output import ProjectedOutput
 from seqgen.modules.rms_norm import RMSNorm
+from seqgen.modules.transformer_layer import AttentionLayer
 from seqgen.registry import register_model
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
@@ -225,92 +222,70 @@ class T5FeedForward(nn.Module):
         return projected
 
 
-class T5EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network, each with normalization before it and a residual connection.
+class T5Layer(AttentionLayer):
+    """One layer; normalization is applied before each sublayer.
 
     Args:
         cfg: the configuration.
+        is_decoder: whether it also attends to the source.
     """
 
-    def __init__(self, cfg: T5Config):
+    def __init__(self, cfg: T5Config, is_decoder: bool):
         super().__init__()
+        self.has_encoder_attn = is_decoder
         self.self_attn = t5_attention(cfg)
         self.self_attn_layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
+        if is_decoder:
+            self.encoder_attn = t5_attention(cfg, encoder_decoder=True)
+            self.encoder_attn_layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
         self.feed_forward = T5FeedForward(cfg)
         self.final_layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
         self.dropout = Dropout(cfg.dropout_rate)
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """Transform each position.
 
-        Args:
-            x: ``(N, S, C)``.
-            bias: position bias and mask, added to the scores; broadcastable to ``(N, H, S, S)``.
-
-        Returns:
-            ``(N, S, C)``; values at padded positions are undefined.
-        """
-        attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=bias)
-        x = self.dropout.residual(x, attended)
-        return self.dropout.residual(x, self.feed_forward(self.final_layer_norm(x)))
-
-
-class T5DecoderLayer(nn.Module):
-    """Causal self-attention, encoder-decoder attention and a feed-forward network; see ``T5EncoderLayer``.
+class T5Stack(LayerStack):
+    """Relative position biases, layers and the last norm, which encoder and decoder share.
 
     Args:
         cfg: the configuration.
+        embed_tokens: the embedding, which both share.
+        layers: number of layers.
+        is_decoder: whether positions attend only to those up to themselves, and to the source.
     """
 
-    def __init__(self, cfg: T5Config):
+    def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding, layers: int, is_decoder: bool):
         super().__init__()
-        self.self_attn = t5_attention(cfg)
-        self.self_attn_layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
-        self.encoder_attn = t5_attention(cfg, encoder_decoder=True)
-        self.encoder_attn_layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
-        self.feed_forward = T5FeedForward(cfg)
-        self.final_layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
+        self.cfg = cfg
+        self.embed_tokens = embed_tokens
+        self.position_biases = _position_biases(cfg, layers, bidirectional=not is_decoder)
+        self.layers = LayerDropList(0.0, [T5Layer(cfg, is_decoder) for _ in range(layers)])
+        self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
         self.dropout = Dropout(cfg.dropout_rate)
 
-    def forward(
-        self,
-        x: Tensor,
-        bias: Tensor,
-        encoder_out: Tensor,
-        encoder_padding_mask: Tensor | None,
-        incremental_state: StateDict | None = None,
-        need_weights: bool = False,
-        encoder_attn_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform each new position.
+    def embed(self, tokens: Tensor, queries: QueryPositions) -> Tensor:
+        """The embeddings: in float32 in a float16 model, because sums over many layers exceed the range of float16."""
+        embedded = self.embed_tokens(tokens)
+        dropped: Tensor = self.dropout(embedded.float() if embedded.dtype == torch.float16 else embedded)
+        return dropped
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        """The relative position bias of a layer, with a large negative number where attention is not allowed.
+
+        Distances do not depend on the start offset of a row or on the place of an example in its row.
 
         Args:
-            x: ``(N, T, C)``.
-            bias: position bias and mask, added to the scores of self-attention; broadcastable to ``(N, H, T, K)``.
-            encoder_out: ``(N or sentences, S, C)``.
-            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
-            incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether to return the attention weights over the source.
-            encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
+            queries: the positions that are computed.
+            layer: index of the layer.
 
         Returns:
-            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
+            Added to the scores, broadcastable to ``(N, H, T, K)``.
         """
-        attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=bias, incremental_state=incremental_state)
-        x = self.dropout.residual(x, attended)
-        attended, weights = self.encoder_attn(
-            self.encoder_attn_layer_norm(x),
-            encoder_out,
-            key_padding_mask=encoder_padding_mask,
-            attn_mask=encoder_attn_mask,
-            incremental_state=incremental_state,
-            need_weights=need_weights,
-        )
-        x = self.dropout.residual(x, attended)
-        return self.dropout.residual(x, self.feed_forward(self.final_layer_norm(x))), weights
+        biases = self.position_biases
+        bias = biases[min(layer, len(biases) - 1)]
+        return queries.once(bias, lambda: queries.restrict(bias(queries.seen, queries.new, queries.seen + queries.new)))
 
 
-class T5Encoder(Encoder):
+class T5Encoder(T5Stack, LayeredEncoder):
     """T5 encoder: layers of self-attention with relative position biases.
 
     Args:
@@ -320,42 +295,11 @@ class T5Encoder(Encoder):
     """
 
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding, padding_idx: int):
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg, embed_tokens, cfg.num_layers, is_decoder=False)
         self.padding_idx = padding_idx
-        self.embed_tokens = embed_tokens
-        self.position_biases = _position_biases(cfg, cfg.num_layers, bidirectional=True)
-        self.layers = nn.ModuleList(T5EncoderLayer(cfg) for _ in range(cfg.num_layers))
-        self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
-        self.dropout = Dropout(cfg.dropout_rate)
-
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
-        padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
-        queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
-        x = self.dropout(_residual(self.embed_tokens(src_tokens)))
-        for index, layer in enumerate(self.layers):
-            x = layer(x, self.self_attention_mask(queries, index))
-        return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
-        """The position bias and mask of self-attention in one layer.
-
-        Args:
-            queries: the positions of the source.
-            layer: index of the layer.
-
-        Returns:
-            ``(1 or N, H, S, S)``, added to the scores; it hides padding.
-        """
-        return _biased(self.position_biases, queries, layer)
-
-    def max_positions(self) -> int:
-        """The longest source, in tokens with end-of-sentence."""
-        return self.cfg.max_source_positions
 
 
-class T5Decoder(ProjectedOutput, IncrementalDecoder):
+class T5Decoder(T5Stack, LayeredDecoder):
     """T5 decoder: layers of causal self-attention and encoder-decoder attention.
 
     Padding among the target tokens is not masked, since padding is the start token.
@@ -365,75 +309,17 @@ class T5Decoder(ProjectedOutput, IncrementalDecoder):
         embed_tokens: the embedding, shared with the encoder.
     """
 
-    shares_encoder_output = True
-    reads_history = False
-    can_roll_back = True
-    can_merge = True
-
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
-        super().__init__()
-        self.cfg = cfg
-        self.embed_tokens = embed_tokens
-        self.position_biases = _position_biases(cfg, cfg.decoder_layers, bidirectional=False)
-        self.layers = nn.ModuleList(T5DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
-        self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
-        self.dropout = Dropout(cfg.dropout_rate)
+        super().__init__(cfg, embed_tokens, cfg.decoder_layers, is_decoder=True)
         self.output_projection = Linear(cfg.d_model, embed_tokens.num_embeddings, bias=False)
         if cfg.tie_word_embeddings:
             self.output_projection.weight = embed_tokens.weight
         else:
             nn.init.normal_(self.output_projection.weight)
 
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: EncoderOut,
-        incremental_state: StateDict | None = None,
-        need_attention: bool = False,
-        segments: Segments | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
-
-        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
-        """
-        seen = self.positions_seen(incremental_state)
-        tokens = prev_output_tokens[:, seen:]
-        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
-        encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
-        x = self.dropout(_residual(self.embed_tokens(tokens)))
-        attention, last = None, len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            x, attention = layer(
-                x,
-                self.self_attention_mask(queries, index),
-                encoder_out.encoder_out,
-                encoder_out.encoder_padding_mask,
-                incremental_state,
-                need_attention and index == last,
-                encoder_mask,
-            )
-        self.advance(incremental_state, tokens.size(1))
-        return self.dropout(self.layer_norm(x)), attention
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
-        """The position bias and causal mask of self-attention in one layer.
-
-        Args:
-            queries: the new positions.
-            layer: index of the layer.
-
-        Returns:
-            ``(1 or N, H, new, K)``, added to the scores.
-        """
-        return _biased(self.position_biases, queries, layer)
-
     def projected_features(self, features: Tensor) -> Tensor:
         """Scale the features: a tied embedding has values of variance 1, so logits would have variance d_model."""
         return features * self.cfg.d_model**-0.5 if self.cfg.scales_outputs else features
-
-    def max_positions(self) -> int:
-        """The longest target, in tokens with end-of-sentence."""
-        return self.cfg.max_target_positions
 
 
 @register_model("t5", config=T5Config, presets=PRESETS)
@@ -487,17 +373,3 @@ def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.Modu
     for bias in biases:
         nn.init.normal_(bias.weight, std=cfg.d_model**-0.5)
     return nn.ModuleList(biases)
-
-
-def _residual(embedded: Tensor) -> Tensor:
-    """The residual stream: float32 in a float16 model, because sums over many layers exceed the range of float16."""
-    return embedded.float() if embedded.dtype == torch.float16 else embedded
-
-
-def _biased(biases: nn.ModuleList, queries: QueryPositions, layer: int) -> Tensor:
-    """The relative position bias of a layer, with a large negative number where attention is not allowed.
-
-    Distances do not depend on the start offset of a row or on the place of an example in its row.
-    """
-    bias = biases[min(layer, len(biases) - 1)]
-    return queries.once(bias, lambda: queries.restrict(bias(queries.seen, queries.new, queries.seen + queries.new)))

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
-from seqgen.core.incremental_state import StateDict
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import EncoderOut, Segments
 from seqgen.data.vocabularies import Vocabularies, embedding_sizes
 from seqgen.modules.dropout import Dropout, LayerDropList
+from seqgen.modules.layered import LayeredDecoder, LayerStack
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions, token_embedding
-from seqgen.modules.projected_output import ProjectedOutput
 from seqgen.modules.transformer_layer import (
     ACTIVATIONS,
     TransformerDecoderLayer,
@@ -104,7 +104,61 @@ def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOption
     )
 
 
-class TransformerEncoder(Encoder):
+class TransformerStack(LayerStack):
+    """Embeddings, layers and the last norm, which encoders and decoders share.
+
+    Args:
+        cfg: the configuration.
+        side: ``"encoder"`` or ``"decoder"``, with which the names of its options begin.
+        embed_tokens: embedding of the vocabulary.
+        padding_idx: id of padding, from which positions are counted.
+        make_layer: makes the layer with an index.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        side: str,
+        embed_tokens: nn.Embedding,
+        padding_idx: int | None,
+        make_layer: Callable[[int], nn.Module],
+    ):
+        super().__init__()
+        dim = embed_tokens.embedding_dim
+        norm = partial(nn.LayerNorm, dim, cfg.layer_norm_epsilon)
+        self.embed_tokens = embed_tokens
+        self.embed_positions = _positions(cfg, side, dim, padding_idx)
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
+        self.layernorm_embedding = norm() if cfg.layernorm_embedding else nn.Identity()
+        self.dropout = Dropout(cfg.dropout)
+        layers = [make_layer(index) for index in range(getattr(cfg, f"{side}_layers"))]
+        self.layers = LayerDropList(getattr(cfg, f"{side}_layerdrop"), layers)
+        pre_norm = getattr(cfg, f"{side}_normalize_before") and not getattr(cfg, "no_decoder_final_norm", False)
+        self.layer_norm = norm() if pre_norm else nn.Identity()
+
+    def embed(self, tokens: Tensor, queries: QueryPositions) -> Tensor:
+        """The sum of the embeddings of tokens and positions; see ``LayerStack.embed``."""
+        if queries.segments is not None:
+            positions = self.embed_positions.of_segments(queries.segments, "target" if queries.causal else "source")
+        elif queries.causal:
+            positions = self.embed_positions.of_target(queries.seen, queries.new, queries.start_offsets)
+        else:
+            positions = self.embed_positions.of_source(queries.new, queries.padding_mask)
+        x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
+        embedded: Tensor = self.dropout(self.layernorm_embedding(x))
+        return embedded
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The features, given the output of the last layer."""
+        features: Tensor = self.layer_norm(x)
+        return features
+
+    def max_positions(self) -> int:
+        """The longest source or target, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+class TransformerEncoder(TransformerStack, Encoder):
     """Transformer encoder: layers of self-attention.
 
     Args:
@@ -113,34 +167,17 @@ class TransformerEncoder(Encoder):
     """
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding):
-        super().__init__()
-        dim = cfg.encoder_embed_dim
-        self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg, "encoder", embed_tokens)
-        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
-        self.layernorm_embedding = (
-            nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.layernorm_embedding else nn.Identity()
-        )
-        self.dropout = Dropout(cfg.dropout)
-        options = layer_options(cfg, "encoder")
-        self.layers = LayerDropList(
-            cfg.encoder_layerdrop, [TransformerEncoderLayer(options) for _ in range(cfg.encoder_layers)]
-        )
-        self.layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.encoder_normalize_before else nn.Identity()
+        options, pad = layer_options(cfg, "encoder"), embed_tokens.padding_idx
+        super().__init__(cfg, "encoder", embed_tokens, pad, lambda _: TransformerEncoderLayer(options))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
         padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx) if segments is None else None
-        if segments is None:
-            positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
-        else:
-            positions = self.embed_positions.of_segments(segments.source, "source")
+        x = self.embed(src_tokens, QueryPositions.of_source(src_tokens, segments, padding_mask))
         queries = QueryPositions.of_source(src_tokens, segments)
-        x = torch.add(positions, self.embed_tokens(src_tokens), alpha=self.embed_scale)
-        x = self.dropout(self.layernorm_embedding(x))
         for index, layer in self.layers.active():
-            x = layer(x, padding_mask, self.self_attention_mask(queries, index))
-        return EncoderOut(self.layer_norm(x), padding_mask)
+            x, _ = layer(x, attn_mask=self.self_attention_mask(queries, index), key_padding_mask=padding_mask)
+        return EncoderOut(self.finish(x), padding_mask)
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
         """The mask of self-attention in one layer, in addition to padding, which is always hidden.
@@ -155,12 +192,8 @@ class TransformerEncoder(Encoder):
         """
         return queries.allowed
 
-    def max_positions(self) -> int:
-        """The longest source, in tokens with end-of-sentence."""
-        return self.embed_positions.max_positions
 
-
-class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
+class TransformerDecoder(TransformerStack, LayeredDecoder):
     """Transformer decoder: layers of causal self-attention and encoder-decoder attention.
 
     Args:
@@ -169,26 +202,10 @@ class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
         encoder_dim: dimension of the encoder's output.
     """
 
-    shares_encoder_output = True
-    reads_history = False
-    can_roll_back = True
-    can_merge = True
-
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
-        super().__init__()
+        options, pad = layer_options(cfg, "decoder"), embed_tokens.padding_idx
+        super().__init__(cfg, "decoder", embed_tokens, pad, lambda _: TransformerDecoderLayer(options, encoder_dim))
         dim = cfg.decoder_embed_dim
-        self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg, "decoder", embed_tokens)
-        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
-        self.layernorm_embedding = (
-            nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.layernorm_embedding else nn.Identity()
-        )
-        self.dropout = Dropout(cfg.dropout)
-        options = layer_options(cfg, "decoder")
-        self.layers = LayerDropList(
-            cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
-        )
-        self.layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.decoder_normalize_before else nn.Identity()
         self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=cfg.output_bias)
         if cfg.output_bias:
             nn.init.zeros_(self.output_projection.bias)
@@ -197,70 +214,12 @@ class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
         else:
             nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
 
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: EncoderOut,
-        incremental_state: StateDict | None = None,
-        need_attention: bool = False,
-        segments: Segments | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
 
-        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
-        """
-        seen = self.positions_seen(incremental_state)
-        tokens = prev_output_tokens[:, seen:]
-        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
-        if segments is None:
-            positions = self.embed_positions.of_target(seen, queries.new, queries.start_offsets)
-            encoder_mask = None
-        else:
-            positions = self.embed_positions.of_segments(segments.target, "target")
-            encoder_mask = segment_mask(segments.target, segments.source)
-        x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
-        x = self.dropout(self.layernorm_embedding(x))
-        attention: Tensor | None = None
-        for index, layer in self.layers.active():
-            mask = self.self_attention_mask(queries, index)
-            x, attention = layer(
-                x,
-                encoder_out.encoder_out,
-                encoder_out.encoder_padding_mask,
-                mask,
-                encoder_attn_mask=encoder_mask,
-                is_causal=mask is None,
-                incremental_state=incremental_state,
-                need_weights=need_attention and layer is self.layers[-1],
-            )
-        self.advance(incremental_state, tokens.size(1))
-        return self.layer_norm(x), attention
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer; a subclass can override this method.
-
-        Args:
-            queries: the new positions.
-            layer: index of the layer.
-
-        Returns:
-            Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H,
-            new, K)`` where ``K`` includes the positions seen before; ``None`` for a plain causal mask.
-        """
-        return None if queries.is_plain_causal else queries.allowed
-
-    def max_positions(self) -> int:
-        """The longest target, in tokens with end-of-sentence."""
-        return self.embed_positions.max_positions
-
-
-def _positions(cfg: TransformerConfig, side: str, embed_tokens: nn.Embedding) -> Positions:
-    """The position embeddings of the encoder or the decoder."""
-    padding_idx = embed_tokens.padding_idx
+def _positions(cfg: Any, side: str, dim: int, padding_idx: int | None) -> Positions:
+    """The position table of one side."""
     assert padding_idx is not None
     before = padding_idx if cfg.position_offset is None else cfg.position_offset - 1
-    longest = cfg.max_source_positions if side == "encoder" else cfg.max_target_positions
-    num_rows, dim = longest + before + 1, embed_tokens.embedding_dim
+    num_rows = (cfg.max_source_positions if side == "encoder" else cfg.max_target_positions) + before + 1
     if getattr(cfg, f"{side}_learned_pos"):
         return LearnedPositions(num_rows, dim, before, std=dim**-0.5)
     return SinusoidalPositions(num_rows, dim, before, cfg.sinusoids)

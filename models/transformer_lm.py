@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
-from seqgen.config import option
+from seqgen.config import like, option
 from seqgen.core.incremental_state import StateDict
 from seqgen.data.vocabularies import Vocabularies
-from seqgen.models.transformer import check_layers, layer_options
-from seqgen.modules.dropout import Dropout, LayerDropList
+from seqgen.models.transformer import TransformerConfig, TransformerStack, check_layers, layer_options
+from seqgen.modules.dropout import Dropout
 from seqgen.modules.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
-from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions, token_embedding
+from seqgen.modules.positions import token_embedding
 from seqgen.modules.projected_output import ProjectedOutput
-from seqgen.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer, TransformerLayerOptions
+from seqgen.modules.transformer_layer import TransformerDecoderLayer, TransformerLayerOptions
 from seqgen.registry import register_model
 
 
@@ -27,12 +25,10 @@ from seqgen.registry import register_model
 class TransformerLMConfig:
     """Configuration of the language model, with fairseq's names and defaults."""
 
-    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
-    attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)
-    activation_dropout: float = option(
-        0.0, "dropout probability between the two feed-forward layers", minimum=0, maximum=0.99
-    )
-    activation_fn: str = option("relu", "activation function of the feed-forward layers", choices=sorted(ACTIVATIONS))
+    dropout: float = like(TransformerConfig, "dropout")
+    attention_dropout: float = like(TransformerConfig, "attention_dropout")
+    activation_dropout: float = like(TransformerConfig, "activation_dropout")
+    activation_fn: str = like(TransformerConfig, "activation_fn")
     decoder_embed_dim: int = option(512, "hidden size", minimum=1)
     decoder_ffn_embed_dim: int = option(2048, "hidden size of the feed-forward layers", minimum=1)
     decoder_layers: int = option(6, "number of layers", minimum=1)
@@ -48,12 +44,12 @@ class TransformerLMConfig:
     share_decoder_input_output_embed: bool = option(
         False, "use the input embedding as the output projection (tied weights)"
     )
-    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
-    layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
+    no_scale_embedding: bool = like(TransformerConfig, "no_scale_embedding")
+    layernorm_embedding: bool = like(TransformerConfig, "layernorm_embedding")
     embedding_dropout: float | None = option(
         None, "dropout probability of embeddings; null for that of features", minimum=0, maximum=0.99
     )
-    layer_norm_epsilon: float = option(1e-5, "constant added to the variance in layer normalization", minimum=0)
+    layer_norm_epsilon: float = like(TransformerConfig, "layer_norm_epsilon")
     scale_attn_weights: bool = option(True, "divide attention scores by the square root of the head dimension")
     scale_attn_by_inverse_layer_idx: bool = option(
         False, "divide attention scores by the number of the layer as well, counted from 1"
@@ -62,6 +58,14 @@ class TransformerLMConfig:
         False, "the first position embedding is that of the first token (GPT-2), else padding_idx + 1 (fairseq)"
     )
     max_target_positions: int = option(1024, "maximum length of prompt and output together, in tokens", minimum=1)
+
+    sinusoids: ClassVar[str] = "fairseq"
+    """The table of sinusoidal positions; see ``TransformerConfig``."""
+
+    @property
+    def position_offset(self) -> int | None:
+        """The number of the first position; see ``TransformerConfig``."""
+        return 0 if self.positions_from_zero else None
 
     def layer_options(self, index: int) -> TransformerLayerOptions:
         """The options of one layer, counted from 0."""
@@ -74,7 +78,7 @@ class TransformerLMConfig:
         )
 
 
-class TransformerLMDecoder(ProjectedOutput, LanguageModelDecoder):
+class TransformerLMDecoder(TransformerStack, ProjectedOutput, LanguageModelDecoder):
     """Layers of causal self-attention.
 
     Args:
@@ -87,43 +91,28 @@ class TransformerLMDecoder(ProjectedOutput, LanguageModelDecoder):
     can_merge = True
 
     def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding, padding_idx: int):
-        super().__init__()
-        dim = cfg.decoder_embed_dim
-        self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg, padding_idx)
-        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
-        self.layernorm_embedding = (
-            nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.layernorm_embedding else nn.Identity()
+        super().__init__(
+            cfg,
+            "decoder",
+            embed_tokens,
+            padding_idx,
+            lambda index: TransformerDecoderLayer(cfg.layer_options(index), None),
         )
-        self.dropout = Dropout(cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout)
-        layers = [TransformerDecoderLayer(cfg.layer_options(index), None) for index in range(cfg.decoder_layers)]
-        self.layers = LayerDropList(cfg.decoder_layerdrop, layers)
-        has_final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
-        self.layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon) if has_final_norm else nn.Identity()
-        self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=False)
+        if cfg.embedding_dropout is not None:
+            self.dropout = Dropout(cfg.embedding_dropout)
+        self.output_projection = Linear(cfg.decoder_embed_dim, embed_tokens.num_embeddings, bias=False)
         if cfg.share_decoder_input_output_embed:
             self.output_projection.weight = embed_tokens.weight
         else:
-            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
+            nn.init.normal_(self.output_projection.weight, std=cfg.decoder_embed_dim**-0.5)
 
     def transform(self, tokens: Tensor, queries: QueryPositions, incremental_state: StateDict | None = None) -> Tensor:
-        """Compute the last hidden features; see ``LanguageModelDecoder.transform``."""
-        positions = self.embed_positions.of_target(queries.seen, queries.new, queries.start_offsets)
-        x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
-        x = self.dropout(self.layernorm_embedding(x))
+        """Compute the last hidden features of new columns; see ``LanguageModelDecoder``."""
+        x = self.embed(tokens, queries)
         for index, layer in self.layers.active():
             mask = self.self_attention_mask(queries, index)
-            x, _ = layer(x, None, attn_mask=mask, is_causal=mask is None, incremental_state=incremental_state)
-        features: Tensor = self.layer_norm(x)
-        return features
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer; see ``TransformerDecoder.self_attention_mask``."""
-        return None if queries.is_plain_causal else queries.allowed
-
-    def max_positions(self) -> int:
-        """The longest prompt and output together, in tokens."""
-        return self.embed_positions.max_positions
+            x, _ = layer(x, attn_mask=mask, is_causal=mask is None, incremental_state=incremental_state)
+        return self.finish(x)
 
 
 _TINY = TransformerLMConfig(
@@ -168,12 +157,3 @@ class TransformerLanguageModel(LanguageModel):
         frozen = None if padding_idx == dictionary.eos() else padding_idx
         embedding = token_embedding(len(dictionary), dim, frozen, std=dim**-0.5)
         return cls(cfg, TransformerLMDecoder(cfg, embedding, padding_idx))
-
-
-def _positions(cfg: TransformerLMConfig, padding_idx: int) -> Positions:
-    """Position embeddings, numbered from 0 or, as in fairseq, from ``padding_idx + 1``."""
-    before, dim = -1 if cfg.positions_from_zero else padding_idx, cfg.decoder_embed_dim
-    num_rows = cfg.max_target_positions + before + 1
-    if cfg.decoder_learned_pos:
-        return LearnedPositions(num_rows, dim, before, std=dim**-0.5)
-    return SinusoidalPositions(num_rows, dim, before)

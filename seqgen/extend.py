@@ -1,227 +1,226 @@
 """The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
-The groups are those of docs/reference.md, which has the arguments of each name. Users of models import from ``seqgen``,
-those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``, and those who derive a
-task from ``DenoisingTask`` from ``seqgen.addons.mixtures``; every other module is private and may move. A name is
-loaded when it is used.
+The groups are those of docs/reference.md, which has the arguments of each name. Keys and settings are in
+``seqgen.config``. Users of models import from ``seqgen``, those who examine models and decodes from
+``seqgen.inspection`` and ``seqgen.addons.traces``, those who derive a task from ``DenoisingTask`` from
+``seqgen.addons.mixtures``, and those who write a ``Feature`` of translations from ``seqgen.addons.confidence``; every
+other module is private and may move. A name is loaded when it is used.
 """
 
 from typing import TYPE_CHECKING
 
 from seqgen.core.lazy_names import lazy_names
 
+# Several names on a line, in alphabetical order; the formatter would give each a line of its own.
+# fmt: off
+# isort: off
 if TYPE_CHECKING:
-    from seqgen.checkpoints.loaders import (
-        DecodingConfig,
-        DecodingTask,
-        ForeignConfig,
-        LoadedModel,
-        Placement,
-        register_checkpoint_loader,
-    )
-    from seqgen.checkpoints.loading import load_base, load_model
-    from seqgen.checkpoints.model_weights import build_with_weights, fuse_projections
-    from seqgen.checkpoints.run_config import flatten, read_yaml
+    from seqgen.checkpoints.hub import local_path
+    from seqgen.checkpoints.loaders import (DecodingConfig, DecodingTask, ForeignConfig, LoadedModel, Placement,
+        register_checkpoint_loader)
+    from seqgen.checkpoints.loading import load_base, load_model, split_path
+    from seqgen.checkpoints.model_weights import build_on_meta, build_with_weights, fuse_projections
+    from seqgen.checkpoints.run_config import flatten, read_yaml, run_folder
+    from seqgen.checkpoints.serialization import fingerprint
     from seqgen.checkpoints.torch_file import read_torch_file
-    from seqgen.cli.command import log, run, set_up_device
-    from seqgen.cli.output import check_output
+    from seqgen.cli.command import Arguments, import_plugins, log, run, set_up_device
+    from seqgen.cli.line_decoding import check_plain_text
+    from seqgen.cli.model_formats import register_model_format
+    from seqgen.cli.output import check_output, write_report
+    from seqgen.cli.referenced_text import ReferencedText, ReferencedTextConfig, read_referenced_text
     from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
     from seqgen.config.added_options import register_options
+    from seqgen.config.compose import compose_given
     from seqgen.config.values import split_argument, to_dict
     from seqgen.core.backpointers import BackPointers
     from seqgen.core.beam_search import BeamSearch, Greedy
     from seqgen.core.candidates import Candidates, best_continuations, gather_beams
-    from seqgen.core.combinations import Combination, ProbabilityMean
-    from seqgen.core.component import (
-        ATTENTION,
-        FEATURES,
-        FORBIDDEN,
-        LAYER_LOGITS,
-        MEMBER_LOGITS,
-        MEMBER_LPROBS,
-        BatchInfo,
-        Component,
-    )
+    from seqgen.core.combinations import Combination, ProbabilityMean, combine
+    from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS,
+        MEMBER_LPROBS, BatchInfo, Component, Composite, Phrases, begin_component, flattened)
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
+    from seqgen.core.contract import ContractError
     from seqgen.core.decoder import Decoder, IncrementalDecoder
     from seqgen.core.encoder import Encoder
-    from seqgen.core.errors import (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DecodingError,
-        ResourceError,
-        UserError,
-        nearest,
-        shown,
-    )
-    from seqgen.core.finished import EachRow, FinishedHypotheses, Ranking
-    from seqgen.core.incremental_state import StateDict, StatefulModule
-    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
+    from seqgen.core.errors import (CheckpointError, ConfigError, DataError, DecodingError, ResourceError, UserError,
+        nearest, shown)
+    from seqgen.core.finished import EachRow, FinishedHypotheses, FirstFinished, Ranking
+    from seqgen.core.incremental_state import StateDict, StatefulModule, rows_of_parents, rows_of_sentences
+    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
     from seqgen.core.model import EncoderDecoderModel
     from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
-    from seqgen.core.processors import LogitsProcessor
+    from seqgen.core.processors import LogitsProcessor, apply_all
     from seqgen.core.rules import StoppingRule
     from seqgen.core.scores import Scores, own_beams
-    from seqgen.core.search import Search
+    from seqgen.core.scoring import Scoring
+    from seqgen.core.search import Search, choose_candidates
     from seqgen.core.sequence_generator import SequenceGenerator
-    from seqgen.core.session import Session
+    from seqgen.core.session import Session, has_steps
     from seqgen.core.setup import DecodingRequest, DecodingSetup
-    from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
-    from seqgen.data.dictionary import Dictionary, VocabularyMap
-    from seqgen.data.noising import NoiseTokens, Objective, replace_spans, span_counts, span_mask
-    from seqgen.data.pair_dataset import Example, PairDataset, Side, pad_rows
-    from seqgen.data.text import ParallelFiles, find_files, find_parallel, read_lines
-    from seqgen.data.tokenizers.base import (
-        Tokenizer,
-        WhitespaceTokenizer,
-        load_tokenizer,
-        register_tokenizer,
-        save_tokenizer,
-        write_settings,
-    )
+    from seqgen.core.structures import (Batch, DecoderOut, EncoderOut, Hypothesis, Segments, Source, map_tensors,
+        tensors_in)
+    from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
+    from seqgen.data.dictionary import Dictionary
+    from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption, replace_spans, span_counts, span_mask
+    from seqgen.data.pair_dataset import Dataset, Example, PairDataset, Side, collate, pad_rows
+    from seqgen.data.parquet import read_column
+    from seqgen.data.record_lines import (DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, Records, Template,
+        TsvFormat, is_json, read_fields, read_header)
+    from seqgen.data.text import (ParallelFiles, decode_line, find_files, find_parallel, is_pipe, read_chunks,
+        read_lines, stream_lines)
+    from seqgen.data.text_datasets import NoisyTextDataset
+    from seqgen.data.token_store import available_cores, build_store
+    from seqgen.data.tokenizers.base import (SENTINEL, Tokenizer, WhitespaceTokenizer, load_tokenizer,
+        register_tokenizer, save_tokenizer, write_settings)
+    from seqgen.data.tokenizers.languages import AddedTokens, TargetLanguage
     from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
     from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-    from seqgen.data.vocabularies import Vocabularies
+    from seqgen.data.vocabularies import Vocabularies, check_joined, embedding_sizes
     from seqgen.decoding.building import Resources
     from seqgen.decoding.combinations import Fusion, LogProbabilityMean, MeanConfig
+    from seqgen.decoding.continuous_batching import generate_continuously
     from seqgen.decoding.fairseq_arguments import fairseq_generator
     from seqgen.decoding.options import build_setup
     from seqgen.decoding.planned_member import PlannedMember
     from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
-    from seqgen.decoding.processors.prefix_trie import PrefixConstraint
-    from seqgen.decoding.processors.tokens import Forbid, ForcePrefix
-    from seqgen.decoding.scorer import SequenceScorer
+    from seqgen.decoding.processors.tokens import Forbid, ForcePrefix, PrefixConstraint
+    from seqgen.decoding.scorer import ScoredTarget, SequenceScorer
     from seqgen.decoding.search.constrained import ConstrainedSearch
     from seqgen.decoding.search.diverse import DiverseBeamSearch
     from seqgen.decoding.search.sampling import TOKEN, RandomSearch, Sampling, draw, drawn_scores, uniform
-    from seqgen.decoding.speculative.verification import (
-        Draft,
-        Drafter,
-        Drafts,
-        LookAhead,
-        SpeculativeSearch,
-        SpeculativeSession,
-    )
+    from seqgen.decoding.speculative.verification import (Draft, Drafter, Drafts, LookAhead, SpeculativeSearch,
+        SpeculativeSession)
     from seqgen.decoding.streaming import Streamer
-    from seqgen.metrics import Texts, TextScore, register_metric
+    from seqgen.metrics import TextScore, Texts, corpus_metric, corpus_scores, register_metric
     from seqgen.models.huggingface.checkpoint import save_pretrained
+    from seqgen.models.huggingface.weights import Layout, Piece, load_weights, stacked_pieces
+    from seqgen.models.t5 import T5Model
     from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
+    from seqgen.modules.attention import soft_capped
     from seqgen.modules.cached_weight import CachedWeight, change_class
-    from seqgen.modules.dropout import Dropout
-    from seqgen.modules.inspection import recorded
-    from seqgen.modules.kv_cache.growing import GrowingCache
-    from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
+    from seqgen.modules.dropout import Dropout, LayerDropList
+    from seqgen.modules.inspection import num_parameters, recorded
+    from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
+    from seqgen.modules.kv_cache.protocol import Attended, KeyValueCache, KeysAndValues
+    from seqgen.modules.language_model import LanguageModel
+    from seqgen.modules.layered import LayerStack, LayeredDecoder, LayeredEncoder
     from seqgen.modules.linear import Linear
-    from seqgen.modules.masks import QueryPositions
-    from seqgen.modules.multihead_attention import MultiheadAttention
-    from seqgen.modules.positions import LearnedPositions, RotaryPositions
+    from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
+    from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
+    from seqgen.modules.positions import LearnedPositions, RotaryPositions, Rotation
+    from seqgen.modules.projected_output import ProjectedOutput
     from seqgen.modules.rms_norm import RMSNorm
-    from seqgen.registry import (
-        MODELS,
-        register_combination,
-        register_criterion,
-        register_feature,
-        register_logits_processor,
-        register_lr_scheduler,
-        register_member_source,
-        register_model,
-        register_observer,
-        register_optimizer,
-        register_reranker,
-        register_search,
-        register_stopping_rule,
-        register_task,
-        register_utility,
-    )
+    from seqgen.modules.transformer_layer import ACTIVATIONS, AttentionLayer
+    from seqgen.registry import (DECODING_COMPONENTS, GROUPS, MODELS, register_combination, register_criterion,
+        register_feature, register_logits_processor, register_lr_scheduler, register_member_source, register_model,
+        register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
+        register_task, register_utility)
+    from seqgen.system.devices import out_of_memory
     from seqgen.system.downloads import watched
-    from seqgen.system.files import disk_errors, new_file, new_folder, write_atomically
-    from seqgen.system.reading import parse_json, read_bytes
-    from seqgen.task import Task
+    from seqgen.system.error_messages import printable, reading_errors
+    from seqgen.system.files import (disk_errors, new_file, new_folder, open_own, remove_leftovers, run_lock, sync,
+        write_atomically)
+    from seqgen.system.processes import STOPPING, NotedSignals, end_with
+    from seqgen.system.progress import LineProgress, clock, duration
+    from seqgen.system.reading import is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path
+    from seqgen.task import PromptTask, Task
     from seqgen.tasks.number_names import number_names, split_numbers
-    from seqgen.tasks.raw_text import cache_folder, check_split
+    from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
+        split_files)
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
-    from seqgen.text.confidence.features import Feature
-    from seqgen.text.input_line import InputLine
-    from seqgen.text.languages import TextModel
-    from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
-    from seqgen.text.reranking import (
-        Bleu,
-        Chrf,
-        Matrix,
-        NgramUtility,
-        Reranker,
-        Utility,
-        count_ngrams,
-        expected_utilities,
-        utility_from_config,
-    )
+    from seqgen.text.input_line import InputLine, split_alternatives, with_prefixes
+    from seqgen.text.languages import LanguageReader, TextModel, encode_target
+    from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
+    from seqgen.text.output_formats import FORMATS, Writer, register_output_format
+    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, count_ngrams,
+        expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
+    from seqgen.text.text_decoding import TextDecoding
     from seqgen.text.translator import ModelInMemory
     from seqgen.text.word_streaming import WordStreamer
-    from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, target_logits
+    from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, TrainingContext, target_logits
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
     from seqgen.training.optimizers import SGD
     from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decoding
+# isort: on
+# fmt: on
 
 # Declaring a component
-__all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
-__all__ += ["GenerationConfig", "ReadingConfig", "ResourceError", "TrainConfig", "UserError", "nearest", "option"]
-__all__ += ["register_options", "shown"]
+__all__ = ["DECODING_COMPONENTS", "GROUPS", "BaseConfig", "CheckpointError", "CommonConfig", "ConfigError"]
+__all__ += ["ContractError", "DataError", "DecodingError", "GenerationConfig", "ReadingConfig", "ResourceError"]
+__all__ += ["TrainConfig", "UserError", "nearest", "option", "register_options", "shown"]
 # All decoding components
-__all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
-__all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
-__all__ += ["best_continuations", "gather_beams", "map_tensors"]
+__all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
+__all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases", "Resources"]
+__all__ += ["StepContext", "StepOutputs", "begin_component", "best_continuations", "flattened", "gather_beams"]
+__all__ += ["map_tensors", "tensors_in"]
 # Search strategies
 __all__ += ["TOKEN", "BeamSearch", "ConstrainedSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling"]
-__all__ += ["Search", "draw", "drawn_scores", "own_beams", "register_search", "uniform"]
+__all__ += ["Search", "choose_candidates", "draw", "drawn_scores", "own_beams", "register_search", "uniform"]
 # Logits processors
 __all__ += ["Forbid", "ForceEndAtMaximum", "ForcePrefix", "LogitsProcessor", "MinimumLength", "PrefixConstraint"]
-__all__ += ["register_logits_processor"]
+__all__ += ["apply_all", "register_logits_processor"]
 # Combinations and members
 __all__ += ["Combination", "Fusion", "LogProbabilityMean", "MeanConfig", "MemberSource", "MemberSpec"]
-__all__ += ["PlannedMember", "ProbabilityMean", "register_combination", "register_member_source"]
+__all__ += ["PlannedMember", "ProbabilityMean", "combine", "register_combination", "register_member_source"]
 # Stopping rules and observers
 __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "register_observer"]
 __all__ += ["register_stopping_rule"]
 # Decoding loops
-__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
-__all__ += ["MemberOutput", "Ranking", "Scores", "SequenceGenerator", "SequenceScorer", "Session", "Streamer"]
-__all__ += ["build_setup", "check_features", "fairseq_generator"]
+__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "FirstFinished"]
+__all__ += ["Member", "MemberOutput", "Ranking", "ScoredTarget", "Scores", "Scoring", "SequenceGenerator"]
+__all__ += ["SequenceScorer", "Session", "Streamer", "build_setup", "check_features", "fairseq_generator"]
+__all__ += ["generate_continuously", "has_features", "has_steps", "rows_of_parents", "rows_of_sentences"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
-__all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
-__all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]
-__all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
-__all__ += ["Computed", "InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
+__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Matrix"]
+__all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis", "TextModel"]
+__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "corpus_metric"]
+__all__ += ["corpus_scores", "count_ngrams", "encode_target", "expected_utilities", "register_feature"]
+__all__ += ["register_line_stage", "register_metric", "register_output_format", "register_reranker"]
+__all__ += ["register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
-__all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
-__all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
-__all__ += ["KeysAndValues", "LearnedPositions", "Linear", "MultiheadAttention", "QueryPositions", "RMSNorm"]
-__all__ += ["RotaryPositions", "Source", "StateDict", "StatefulModule", "TransformerConfig", "TransformerDecoder"]
-__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "recorded", "register_model"]
-__all__ += ["save_pretrained"]
+__all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
+__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
+__all__ += ["KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack", "LayeredDecoder", "LayeredEncoder"]
+__all__ += ["LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention", "ProjectedOutput"]
+__all__ += ["QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source", "StateDict"]
+__all__ += ["StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
+__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "check_joined"]
+__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "recorded", "register_model", "save_pretrained"]
+__all__ += ["segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
-__all__ += ["Batch", "Dictionary", "Example", "NoiseTokens", "Objective"]
-__all__ += ["PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "SentencePieceTokenizer"]
-__all__ += ["Side", "Task", "Tokenizer", "TranslationConfig", "TranslationTask", "VocabularyMap"]
-__all__ += ["WhitespaceTokenizer", "cache_folder", "check_split", "find_files", "find_parallel"]
-__all__ += ["load_pretrained_tokenizer", "load_tokenizer", "number_names", "pad_rows", "read_lines", "read_model"]
-__all__ += ["register_task", "register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer"]
-__all__ += ["span_counts", "span_mask", "split_numbers", "write_settings"]
+__all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "DocumentEncoder", "Example"]
+__all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "Objective", "PairDataset"]
+__all__ += ["ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "PlainFormat", "PromptTask", "RawTextConfig"]
+__all__ += ["RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", "Side", "SpanCorruption"]
+__all__ += ["TargetLanguage", "Task", "Template", "Tokenizer", "TranslationConfig", "TranslationTask", "TsvFormat"]
+__all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line"]
+__all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
+__all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
+__all__ += ["read_header", "read_lines", "read_model", "register_task", "register_tokenizer", "replace_spans"]
+__all__ += ["save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_mask", "split_files", "split_numbers"]
+__all__ += ["stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
-__all__ += ["SequenceCriterion", "TargetPositions", "cross_entropy", "decoding", "register_criterion"]
-__all__ += ["register_lr_scheduler", "register_optimizer", "target_logits"]
+__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decoding"]
+__all__ += ["register_criterion", "register_lr_scheduler", "register_optimizer", "target_logits"]
 # Checkpoints of other toolkits
-__all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "Placement", "build_with_weights"]
-__all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
-__all__ += ["register_checkpoint_loader"]
+__all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "Layout", "LoadedModel", "Piece", "Placement"]
+__all__ += ["build_on_meta", "build_with_weights", "flatten", "fuse_projections", "load_base", "load_model"]
+__all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader", "run_folder"]
+__all__ += ["split_path", "stacked_pieces"]
 # Commands
-__all__ += ["check_output", "disk_errors", "log", "new_file", "new_folder", "parse_json", "run", "set_up_device"]
-__all__ += ["split_argument", "to_dict", "watched", "write_atomically"]
+__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output", "check_plain_text"]
+__all__ += ["clock", "compose_given", "duration", "import_plugins", "log", "read_referenced_text"]
+__all__ += ["register_model_format", "run", "set_up_device", "split_argument", "to_dict", "write_report"]
+# Files and processes
+__all__ += ["STOPPING", "NotedSignals", "available_cores", "disk_errors", "end_with", "fingerprint", "is_stored"]
+__all__ += ["new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json", "parse_yaml"]
+__all__ += ["printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock", "similar_path", "sync"]
+__all__ += ["watched", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

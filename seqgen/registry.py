@@ -44,7 +44,7 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def origin(self) -> str:
+    def defined_in(self) -> str:
         """Where it is defined, as ``FILE:LINE``."""
         return defined_in(self.component)
 
@@ -141,17 +141,18 @@ class Registry:
 
     def _add(self, entry: Entry) -> None:
         if not is_dataclass(entry.config):
-            raise ConfigError(f"{self.kind} {entry.name!r} ({entry.origin}): config must be a dataclass")
+            raise ConfigError(f"{self.kind} {entry.name!r} ({entry.defined_in}): config must be a dataclass")
         for name in (entry.name, *entry.presets):
             if (taken := self.find(name)) is not None:
                 raise ConfigError(
-                    f"{self.kind} {name!r} is registered twice, in {taken.origin} and in {entry.origin}; rename one"
+                    f"{self.kind} {name!r} is registered twice, in {taken.defined_in} and in {entry.defined_in}; "
+                    "rename one"
                 )
         for other in self._entries.values():
             if other.config is entry.config:
                 raise ConfigError(
-                    f"{self.kind}s {other.name!r} ({other.origin}) and {entry.name!r} ({entry.origin}) share the "
-                    f"configuration {entry.config.__name__}; subclass it for one of them"
+                    f"{self.kind}s {other.name!r} ({other.defined_in}) and {entry.name!r} ({entry.defined_in}) share "
+                    f"the configuration {entry.config.__name__}; subclass it for one of them"
                 )
         for name, preset in entry.presets.items():
             if type(preset) is not entry.config:
@@ -278,8 +279,8 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
-    "source": (MEMBER_SOURCES, "members"),
-    "feature": (FEATURES, "features"),
+    "source": (MEMBER_SOURCES, "member_sources"),
+    "feature": (FEATURES, "quality_features"),
 }
 """By the prefix of the components' keys: the registry, and the key of ``generation`` that selects components."""
 
@@ -311,4 +312,4 @@ SEARCHES.declare("contrastive", "seqgen.decoding.search.contrastive")
 SEARCHES.declare("marian", "seqgen.addons.marian.search")
 COMBINATIONS.declare("", "seqgen.decoding.combinations")
 UTILITIES.declare("", "seqgen.text.reranking")
-FEATURES.declare("", "seqgen.text.confidence.features")
+FEATURES.declare("", "seqgen.addons.confidence.features")

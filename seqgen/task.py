@@ -19,7 +19,7 @@ from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import Dataset, collate
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.options import build_setup
@@ -307,12 +307,8 @@ class Task(_Scored):
                 f"generation.prompt_lookup={cfg.prompt_lookup} searches the source for n-grams of the output, but "
                 "source and target have different vocabularies; remove it, or train with a joint vocabulary"
             )
-        if cfg.shortlist:
-            path = Path(cfg.shortlist)
-            further["shortlist"] = VocabularyMap.read(path, self.source_dictionary, self.target_dictionary)
-        return SequenceGenerator(
-            build_setup(models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further)
-        )
+        vocabularies = {"tokenizer": self.target_tokenizer, "source_dictionary": self.source_dictionary}
+        return SequenceGenerator(build_setup(models, self.target_dictionary, cfg, **vocabularies, **further))
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
         """Collate examples into a batch for a model.

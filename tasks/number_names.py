@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from num2words import CONVERTER_CLASSES
 
-from seqgen.config import MOST_WORKERS, option
+from seqgen.config import like, option
 from seqgen.data.text import ParallelFiles
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder
@@ -40,14 +39,10 @@ class NumberNamesConfig(ParallelTextConfig):
     source_lang: str = option("en", "source language", choices=LANGUAGES)
     target_lang: str = option("de", "target language", choices=LANGUAGES)
     train_size: int = option(20_000, "number of training pairs", minimum=ALWAYS_TRAIN, maximum=90_000)
-    vocab_size: int = option(200, "size of the vocabulary that is trained on the training text", minimum=5)
-    hard_vocab_limit: bool = option(
-        False, "stop with an error if the text is too small for vocab_size; if false, train a smaller vocabulary"
-    )
-    spm_type: str = option("bpe", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
-    workers: int = option(
-        1, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
-    )
+    vocab_size: int = like(ParallelTextConfig, "vocab_size", 200)
+    hard_vocab_limit: bool = like(ParallelTextConfig, "hard_vocab_limit", False)
+    spm_type: str = like(ParallelTextConfig, "spm_type", "bpe")
+    workers: int = like(ParallelTextConfig, "workers", 1)
 
 
 @register_task("number_names", config=NumberNamesConfig)
@@ -111,18 +106,9 @@ def number_names(numbers: list[int], language: str) -> list[str]:
     Returns:
         The name of each number.
     """
-    name_of = _naming_function(language)
-    return [name_of(number).replace(",", "") for number in numbers]
-
-
-def _naming_function(language: str) -> Callable[[int], str]:
-    """The function of num2words that names a number in a language.
-
-    To split a number, the library tries the names of all powers of ten, from 10^600 down. The function of a converter
-    that has only the names of numbers up to ``10 * LIMIT`` is ten times faster.
-    """
+    # To split a number, the library tries the names of all powers of ten, from 10^600 down. A converter that has only
+    # the names of numbers up to 10 * LIMIT is ten times faster.
     converter = copy.copy(CONVERTER_CLASSES[language])
     if getattr(converter, "cards", None):
         converter.cards = {value: name for value, name in converter.cards.items() if value <= LIMIT * 10}
-    name_of: Callable[[int], str] = converter.to_cardinal
-    return name_of
+    return [converter.to_cardinal(number).replace(",", "") for number in numbers]

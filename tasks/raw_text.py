@@ -19,6 +19,7 @@ from seqgen.system.files import CACHE
 from seqgen.task import Task
 
 SPLITS = ("train", "valid", "test")
+"""The splits of a task's data."""
 
 
 def check_split(split: str) -> None:

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import io
 import os
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from pathlib import Path
 from unittest import mock
 
 from seqgen.cli.start import command_module
+from seqgen.registry import MissingAddonError
+
+MISSING = re.compile("unknown key .*; it belongs to the add-on [a-z0-9_]+, which is not installed")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
             output.flush()
             os.dup2(saved, 1)
             os.close(saved)
+        if missing := MISSING.search(err.getvalue()):
+            raise MissingAddonError(missing[0])
         file.seek(0)
         return Outcome(code, file.read().decode("utf-8"), err.getvalue())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from seqgen.config.generation import KEYS_OF_ADDONS
 from seqgen.registry import MissingAddonError
 from tests.browser import browser  # noqa: F401  # a fixture of all tests
 
@@ -59,6 +60,11 @@ def addons_of(test: Path) -> set[str]:
 
 def is_installed(addon: str) -> bool:
     return find_spec(f"seqgen.addons.{addon}") is not None
+
+
+def of_installed(keys: Iterable[str]) -> set[str]:
+    """The keys without those that add-ons declare which are not installed."""
+    return {key for key in keys if key not in KEYS_OF_ADDONS or is_installed(KEYS_OF_ADDONS[key][0])}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.model import EncoderDecoderModel
@@ -18,9 +18,9 @@ from seqgen.decoding.combinations import LogProbabilityMean
 from seqgen.decoding.options import build_setup
 from tests.scripted_model import Rule, ScriptedModel, dictionary
 
-DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction", "captured_steps")
+DEBUG = ("use_cache", "beam_indirection", "skip_log_softmax", "lazy_compaction", "cuda_graphs")
 OBJECTS = ("search_strategy", "processors", "stopping", "observers", "need_attention")
-KEYS = {"beam_size": "beam", "len_penalty": "lenpen", "unk_penalty": "unkpen", "tokens_to_suppress": "suppress"}
+KEYS = {"beam_size": "beam", "len_penalty": "length_penalty", "unk_penalty": "unkpen", "tokens_to_suppress": "suppress"}
 
 
 def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **options: Any) -> SequenceGenerator:
@@ -29,12 +29,12 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     Args:
         models: the models.
         words: the target vocabulary.
-        options: fields of ``GenerationConfig``, by its names or fairseq's; fields of ``DebugConfig``; objects for
+        options: fields of ``GenerationConfig``, by its names or fairseq's; fields of ``FastConfig``; objects for
             ``build_setup``; ``average`` and ``weights`` of the members; and ``end_tokens``, ids.
     """
-    debug = {name: options.pop(name) for name in DEBUG if name in options}
-    if isinstance(debug.get("beam_table"), bool):
-        debug["beam_table"] = "on" if debug["beam_table"] else "off"
+    fast = {name: options.pop(name) for name in DEBUG if name in options}
+    if isinstance(fast.get("beam_indirection"), bool):
+        fast["beam_indirection"] = "on" if fast["beam_indirection"] else "off"
     objects = {name: options.pop(name) for name in OBJECTS if name in options}
     objects["search_strategy"] = objects.get("search_strategy") or BeamSearch()
     mean = LogProbabilityMean if options.pop("average", "probability") == "log" else ProbabilityMean
@@ -42,11 +42,11 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     changes = {name: options.pop(name) for name in ("temperature", "early_stopping") if name in options}
     values = {"beam": 1, **{KEYS.get(name, name): value for name, value in options.items()}}
     if not values.pop("normalize_scores", True):
-        values["unnormalized"] = True
+        values["normalize_scores"] = False
     if end_tokens := values.pop("end_tokens", ()):
         values["end_symbols"] = [words.symbol(token) for token in end_tokens]
-    cfg, switches = GenerationConfig(**values), DebugConfig(**debug)
-    setup = build_setup(models, words, cfg, combination=combination, debug=switches, **objects)
+    cfg, switches = GenerationConfig(**values), FastConfig(**fast)
+    setup = build_setup(models, words, cfg, combination=combination, fast=switches, **objects)
     return SequenceGenerator(replace(setup, **changes))
 
 

@@ -1,4 +1,4 @@
-"""``docs/reference.md``: each name of ``seqgen.extend`` with its arguments, made from the source.
+"""``docs/reference.md``: each name of ``seqgen.extend`` and ``seqgen.config`` with its arguments, made from the source.
 
 ``python -m tests.reference > docs/reference.md`` writes the page.
 """
@@ -13,23 +13,31 @@ import textwrap
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import seqgen.config
 import seqgen.extend
 
 ROOT = Path(__file__).parent.parent
 
-INTRODUCTION = """# The names of `seqgen.extend`
+INTRODUCTION = """# The names of `seqgen.extend` and `seqgen.config`
 
-Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints all
-about one name. [extending.md](extending.md) says which classes to subclass.
+Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints the
+whole reference of one name. [extending.md](extending.md) says which classes to subclass. The names of `seqgen.config`
+are in [the last sections](#seqgenconfig-groups-of-keys).
 """
 
 
-def groups() -> dict[str, list[str]]:
-    """The names under each heading, as the comments of ``seqgen/extend.py`` group them."""
-    _, *parts = re.split(r"^# (.+)\n(?=__all__)", Path(seqgen.extend.__file__).read_text(encoding="utf-8"), flags=re.M)
+def groups(module: ModuleType) -> dict[str, list[str]]:
+    """The names of a module under each heading, as the comments of its file group them."""
+    _, *parts = re.split(r"^# (.+)\n(?=__all__)", source(module), flags=re.M)
     return {heading: re.findall(r'"(\w+)"', names) for heading, names in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def source(module: ModuleType) -> str:
+    """The text of a module."""
+    return Path(str(module.__file__)).read_text(encoding="utf-8")
 
 
 def arguments(fn: Callable[..., Any], skip: int = 0) -> str:
@@ -55,24 +63,24 @@ def methods(cls: type) -> dict[str, str]:
     return shown
 
 
-def entry(name: str) -> str:
-    """The line of a name."""
-    value = getattr(seqgen.extend, name)
+def entry(module: ModuleType, name: str) -> str:
+    """The line of a name of a module."""
+    value = getattr(module, name)
     if inspect.isroutine(value):
         return f"- `{name}{arguments(value)}`: {summary(inspect.getdoc(value))}"
     if not inspect.isclass(value):
-        return f"- `{name}`: {summary(description(name))}"
+        return f"- `{name}`: {summary(description(module, name))}"
     keys = name.endswith("Config") or not inspect.isfunction(value.__init__)  # a configuration is made from keys
     own = "" if keys else arguments(value.__init__, 1)
     calls = [f"`{each}{call}`" for each, call in methods(value).items()]
     return f"- `{name}{own}`: {summary(inspect.getdoc(value))}" + (f" Methods: {', '.join(calls)}." if calls else "")
 
 
-def description(name: str) -> str | None:
+def description(module: ModuleType, name: str) -> str | None:
     """The docstring of a constant or a type: the text that follows its assignment."""
-    imports = ast.walk(ast.parse(Path(seqgen.extend.__file__).read_text(encoding="utf-8")))
+    imports = ast.walk(ast.parse(source(module)))
     (home,) = [each for each in imports if isinstance(each, ast.ImportFrom) and name in [a.name for a in each.names]]
-    body = ast.parse(inspect.getsource(importlib.import_module(str(home.module)))).body
+    body = ast.parse(source(importlib.import_module(str(home.module)))).body
     for assignment, text in pairwise(body):
         target = getattr(assignment, "target", None) or getattr(assignment, "targets", [None])[0]
         if isinstance(target, ast.Name) and target.id == name and isinstance(text, ast.Expr):
@@ -94,11 +102,12 @@ def summary(docstring: str | None) -> str:
 def page() -> str:
     """The text of the page."""
     parts = [INTRODUCTION]
-    for heading, names in groups().items():
-        parts.append(f"## {heading}\n")
-        for name in names:
-            parts.append(textwrap.fill(entry(name), 120, subsequent_indent="  ", break_on_hyphens=False))
-        parts.append("")
+    for module, prefix in ((seqgen.extend, ""), (seqgen.config, "`seqgen.config`: ")):
+        for heading, names in groups(module).items():
+            parts.append(f"## {prefix}{heading[0].lower() + heading[1:] if prefix else heading}\n")
+            for name in names:
+                parts.append(textwrap.fill(entry(module, name), 120, subsequent_indent="  ", break_on_hyphens=False))
+            parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -22,7 +22,7 @@ class Settings:
     beam: int = 3
     max_len: int = 6
     min_len: int = 1
-    lenpen: float = 1.0
+    length_penalty: float = 1.0
     normalize: bool = True
     unkpen: float = 0.0
     temperature: float = 1.0
@@ -33,7 +33,7 @@ class Settings:
         """The arguments of ``make_generator`` but the longest output and the prefix."""
         return {
             **{"beam_size": self.beam, "min_len": self.min_len, "temperature": self.temperature},
-            **{"len_penalty": self.lenpen, "normalize_scores": self.normalize, "unk_penalty": self.unkpen},
+            **{"len_penalty": self.length_penalty, "normalize_scores": self.normalize, "unk_penalty": self.unkpen},
             "no_repeat_ngram_size": self.no_repeat_ngram,
         }
 
@@ -90,7 +90,7 @@ def beam_search(
         chosen = choose(candidates) if choose else candidates[: 2 * cfg.beam]
         for total, history in filter(None, chosen[: cfg.beam]):
             if history[-1] == EOS and len(finished) < cfg.beam:
-                finished.append((history, total / len(history) ** cfg.lenpen if cfg.normalize else total))
+                finished.append((history, total / len(history) ** cfg.length_penalty if cfg.normalize else total))
         beams = [c for c in chosen if c and c[1][-1] != EOS][: cfg.beam]
         if len(finished) == cfg.beam or not beams:
             break

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from seqgen.core.processors import LogitsProcessor
 from seqgen.decoding.building import Resources
-from seqgen.decoding.prefix_trie import PrefixTrie
 from seqgen.decoding.processors.length import (
     ExponentialDecay,
     ForceEndAtMaximum,
@@ -14,7 +13,6 @@ from seqgen.decoding.processors.length import (
     ForceLast,
     MinimumLength,
 )
-from seqgen.decoding.processors.prefix_trie import TrieConstraint
 from seqgen.decoding.processors.tokens import (
     BadWords,
     EncoderNoRepeatNgram,
@@ -37,9 +35,17 @@ from seqgen.decoding.processors.warpers import (
     TopP,
     Typical,
 )
-from seqgen.registry import register_logits_processor
+from seqgen.registry import import_declared, register_logits_processor
 
 ALLOWED = ["w1 w2", "w1 w3 w4", "w5", "w2 w2 w2"]
+
+
+def trie_constraint(words: Resources) -> LogitsProcessor:
+    """The processor of an add-on, without which only those tests are skipped that make it."""
+    constraint = import_declared("seqgen.addons.catalogue.constraint", "the processor")
+    trie = constraint.PrefixTrie.of([*words.ids(line), words.dictionary.eos()] for line in ALLOWED)
+    return constraint.TrieConstraint(trie)
+
 
 PROCESSORS: dict[str, Callable[[Resources], LogitsProcessor]] = {
     "bad_words": lambda words: BadWords([words.ids("w1 w2")], [words.dictionary.eos()]),
@@ -56,9 +62,7 @@ PROCESSORS: dict[str, Callable[[Resources], LogitsProcessor]] = {
     "min_p": lambda words: MinP(0.1),
     "minimum_length": lambda words: MinimumLength(3),
     "no_repeat_ngram": lambda words: NoRepeatNgram(2),
-    "prefix_trie": lambda words: TrieConstraint(
-        PrefixTrie.of([*words.ids(line), words.dictionary.eos()] for line in ALLOWED)
-    ),
+    "allowed_outputs": trie_constraint,
     "remove_invalid": lambda words: RemoveInvalid(),
     "renormalize": lambda words: Renormalize(),
     "repetition_penalty": lambda words: RepetitionPenalty(1.2),

@@ -28,15 +28,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
-
-from seqgen.system.graphs import GRAPHS
 
 _ROOT = Path(__file__).parents[1]
 _HERE = __file__
@@ -291,7 +288,7 @@ def _in_autocast_dtype(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def simulated_gpu(trains: bool = False) -> Iterator[Counts]:
-    """In the ``with`` block, the device ``"gpu"`` exists, and steps can be recorded on it.
+    """In the ``with`` block, the device ``"gpu"`` exists.
 
     Args:
         trains: whether gradients are computed; only in a process of its own, which computed none before.
@@ -306,7 +303,7 @@ def simulated_gpu(trains: bool = False) -> Iterator[Counts]:
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        with _Mode(), mock.patch.dict(GRAPHS, {"gpu": Graph}):
+        with _Mode():
             yield _counts
     finally:
         torch._C._set_only_lift_cpu_tensors(before[0])

@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from importlib import resources
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from seqgen.core.contract import ContractError
+from seqgen.extend import ContractError, parse_yaml
 from seqgen.system.error_messages import missing
 
 
@@ -113,6 +114,8 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 ERROR = "the component leads to the error above; correct that first"
 UNKNOWN = "not known; see the first failure"
 
+S = TypeVar("S", bound="Compared")
+
 
 class NotApplicableError(Exception):
     """An invariant is about something that the model does not have; the message says what."""
@@ -134,11 +137,17 @@ class Compared:
     """The subject of checks, with comparisons of results; a subclass adds what the invariants need.
 
     Attributes:
+        advice: the causes of violations.
         tolerance: the largest difference that counts as equal; see ``same``.
+        invariants: what is checked.
+        then: another subject whose invariants are checked afterwards.
         largest: the largest difference of all comparisons so far.
     """
 
+    advice: ClassVar[Advice[Any]]
     tolerance: float = 1e-10
+    invariants: Invariants[Any] = field(default_factory=dict)
+    then: Compared | None = None
     largest: float = field(default=0.0, init=False)
 
     def restore(self) -> None:
@@ -210,7 +219,6 @@ class Compared:
             self.same(*values, what=what, tolerance=tolerance)
 
 
-S = TypeVar("S", bound=Compared)
 Invariants: TypeAlias = dict[str, Callable[[S], None]]
 """Invariants by name: functions that raise ``Violation`` or ``NotApplicableError``."""
 
@@ -241,6 +249,13 @@ def holds(invariant: Callable[[], object]) -> bool:
     except Exception:
         return False
     return True
+
+
+def check(subject: Compared) -> Iterator[Outcome]:
+    """Check the invariants of a subject, and of the one that comes then."""
+    yield from check_all(subject.invariants, subject)
+    if subject.then is not None:
+        yield from check(subject.then)
 
 
 def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
@@ -283,15 +298,25 @@ Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], str | None]]
 first that applies decides; an empty key applies to all violations."""
 
 
-def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[str]:
+def read_advice(kind: str, **experiments: Callable[[Any, Wrong], str | None]) -> Advice[Any]:
+    """The advice of ``advice.yaml`` for a kind of what is checked.
+
+    Args:
+        kind: its name in the file.
+        experiments: those that the file names.
+    """
+    texts = parse_yaml((resources.files(__package__) / "advice.yaml").read_bytes())[kind]
+    return {key: experiments.get(text, text) for key, text in texts.items()}
+
+
+def causes(outcomes: Sequence[Outcome], subject: Compared) -> list[str]:
     """Find the causes of what failed. An error of the component is a cause by itself, and comes first.
 
-    Errors are among the violations that ``advice`` explains only if the first invariant holds, the simplest use of the
+    Errors are among the violations that the advice explains only if the first invariant holds, the simplest use of the
     component: then it matters in which other one they occur.
 
     Args:
         outcomes: what the checks found; at least one violation.
-        advice: the causes of violations.
         subject: what was checked.
     """
     wrong = failed(outcomes)
@@ -299,19 +324,18 @@ def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[s
     if outcomes[0].violation in raised:
         wrong = [outcome for outcome in wrong if outcome.violation not in raised]
     found = [ERROR] if not wrong or any(error.by_user for error in raised) else []
-    return [*found, diagnose(wrong, advice, subject)] if wrong else found
+    return [*found, diagnose(wrong, subject)] if wrong else found
 
 
-def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> str:
+def diagnose(outcomes: Sequence[Outcome], subject: Compared) -> str:
     """Find the usual cause that explains violations.
 
     Args:
         outcomes: what the checks found; at least one violation.
-        advice: the causes of violations.
         subject: what was checked.
     """
     wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
-    for key, cause in advice.items():
+    for key, cause in subject.advice.items():
         name, _, part = key.partition(" | ")
         if name and (name not in wrong or part not in wrong[name].what):
             continue

@@ -8,34 +8,25 @@ from __future__ import annotations
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from seqgen.addons.checks import kinds
-from seqgen.addons.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
-from seqgen.addons.checks.components import COMPONENT_ADVICE
-from seqgen.addons.checks.criteria import CRITERION_ADVICE, check_criterion
+from seqgen.addons.checks.checking import Compared, Outcome, Raised, causes, check as check_invariants, failed
 from seqgen.addons.checks.kinds import KINDS
-from seqgen.addons.checks.models import MODEL_ADVICE, check as check_model
-from seqgen.addons.checks.tasks import TASK, TASK_ADVICE
-from seqgen.cli.command import INFORMING, log, run, set_up_device
-from seqgen.cli.help import WIDTH
-from seqgen.cli.keys import CONFIG_KEY
-from seqgen.config import SINGLE_COMPONENTS, option
-from seqgen.config.values import split_argument, text_list, text_values
-from seqgen.core.errors import ConfigError, nearest
-from seqgen.registry import DECODING_COMPONENTS
-from seqgen.system.error_messages import printable
+from seqgen.cli.command import INFORMING
+from seqgen.config import SINGLE_COMPONENTS, option, text_list, text_values
+from seqgen.extend import DECODING_COMPONENTS, ConfigError, log, nearest, printable, run, set_up_device, split_argument
 
 HOW = """in float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that
 differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails, 2 if what is
 checked cannot be built."""
 
-COLUMN = 20
-"""Column in which the description of a check begins in ``--help``."""
+COLUMN, WIDTH = 20, 80
+"""Column in which the description of a check begins in ``--help``, and the width of the text."""
 
 FIXED = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
 """Keys of ``generation`` that the checks set themselves."""
@@ -48,30 +39,19 @@ class Check(NamedTuple):
         schema: the root dataclass of its configuration.
         what: what it checks, for ``--help``.
         subject: builds what is checked, given the configuration and a temporary folder.
-        outcomes: checks its invariants.
-        advice: the causes of violations.
-        complete: adds arguments that follow from the user's.
     """
 
     schema: type
     what: str
-    subject: Callable[[Any, Path], Any]
-    outcomes: Callable[[Any], Iterator[Outcome]]
-    advice: Advice[Any]
-    complete: Callable[[list[str]], list[str]] = list
+    subject: Callable[[Any, Path], Compared]
 
 
 def _of_components(group: str) -> Check:
     """The check of a kind of decoding component."""
-    kind, name = KINDS[group], option("", f"{KINDS[group].what}, by name")
-    return Check(
-        make_dataclass(f"{group.title()}CheckConfig", [(group, str, name)], bases=(kinds.DecodingCheckConfig,)),
-        kind.what,
-        lambda cfg, _: kinds.component_subject(group, cfg, log),
-        partial(check_all, kind.invariants),
-        COMPONENT_ADVICE,
-        partial(with_chooser, group),
-    )
+    what = KINDS[group].what
+    fields = [(group, str, option("", f"{what}, by name"))]
+    schema = make_dataclass(f"{group.title()}CheckConfig", fields, bases=(kinds.DecodingCheckConfig,))
+    return Check(schema, what, lambda cfg, _: kinds.component_subject(group, cfg, log))
 
 
 def with_chooser(group: str, overrides: list[str]) -> list[str]:
@@ -100,8 +80,6 @@ _MODEL = Check(
     kinds.ModelCheckConfig,
     "a random model for a vocabulary of 23 tokens",
     lambda cfg, _: kinds.model_subject(cfg, log),
-    check_model,
-    MODEL_ADVICE,
 )
 
 CHECKS: dict[str, Check] = {
@@ -110,15 +88,11 @@ CHECKS: dict[str, Check] = {
         kinds.TaskCheckConfig,
         "a task, with the data that its keys name or that it generates, and a small random model",
         kinds.task_subject,
-        partial(check_all, TASK),
-        TASK_ADVICE,
     ),
     "criterion": Check(
         kinds.CriterionCheckConfig,
         "a training criterion, with a random model",
         lambda cfg, _: kinds.criterion_subject(cfg),
-        check_criterion,
-        CRITERION_ADVICE,
     ),
     "path": _MODEL._replace(what="a trained model"),
     "model": _MODEL,
@@ -146,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         others = [kind for kind in found if kind not in ("path", "model")]
         if len(others) > 1:
             _fail(f"{others[0]} and {others[1]} are two components; check them one at a time")
-        if found or CONFIG_KEY in given or {*INFORMING} & {*arguments}:
+        if found or "config" in given or {*INFORMING} & {*arguments}:
             _run(found[0] if found else "model", [name, *arguments])
     meant = nearest(name.partition("=")[0], CHECKS)
     wrong = f"there is no check {name!r}{meant}" if name else "the check is missing"
@@ -166,7 +140,8 @@ def _run(kind: str, argv: Sequence[str]) -> NoReturn:
     """Check a component as the arguments say, and exit."""
     check = CHECKS[kind]
     description = f"checks the invariants of {check.what}, {HOW}"
-    run(check.schema, partial(check_component, check), description, argv, complete=check.complete)
+    complete = partial(with_chooser, kind) if kind in KINDS else list
+    run(check.schema, partial(check_component, check), description, argv, complete=complete)
 
 
 def check_component(check: Check, cfg: Any) -> int:
@@ -186,16 +161,13 @@ def check_component(check: Check, cfg: Any) -> int:
         raise ConfigError(f"common.device={cfg.common.device}: the checks run on the CPU; remove the key")
     set_up_device(cfg.common)
     with tempfile.TemporaryDirectory() as folder:
-        subject = check.subject(cfg, Path(folder))
-        return report(check.outcomes(subject), check.advice, subject)
+        return report(check.subject(cfg, Path(folder)))
 
 
-def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
+def report(subject: Compared) -> int:
     """Check invariants, and print what is found.
 
     Args:
-        outcomes: what is found for each invariant, one after the other.
-        advice: the causes of violations.
         subject: what is checked.
 
     Returns:
@@ -204,13 +176,13 @@ def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
     found: list[Outcome] = []
     shown: set[str] = set()
     print(f"{'invariant':<42} {'result':<8} {'difference':>10} {'seconds':>8}")
-    for outcome in outcomes:
+    for outcome in check_invariants(subject):
         found.append(outcome)
         print(printable(_line(outcome, shown)), flush=True)
     wrong = failed(found)
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")
-    for cause in causes(found, advice, subject) if wrong else []:
+    for cause in causes(found, subject) if wrong else []:
         print(f"probable cause: {cause}")
     return 1 if wrong else 0
 

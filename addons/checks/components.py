@@ -18,27 +18,35 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.addons.checks import search
-from seqgen.addons.checks.checking import Advice, Invariants, NotApplicableError, Violation, at, needs, require
+from seqgen.addons.checks.checking import Invariants, NotApplicableError, Violation, at, needs, require
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import SOURCES, Decoding
-from seqgen.config import DebugConfig
-from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.combinations import Combination, combine
-from seqgen.core.component import Component, Composite
-from seqgen.core.context import StepContext
-from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.processors import LogitsProcessor, apply_all
-from seqgen.core.scores import Scores
-from seqgen.core.search import Search
-from seqgen.core.session import Session
-from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.pair_dataset import pad_rows
-from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.config import FastConfig
+from seqgen.extend import (
+    Batch,
+    Candidates,
+    Combination,
+    Component,
+    Composite,
+    ConfigError,
+    DecodingError,
+    Hypothesis,
+    LogitsProcessor,
+    Scores,
+    Search,
+    Session,
+    StepContext,
+    apply_all,
+    combine,
+    gather_beams,
+    generate_continuously,
+    pad_rows,
+)
 
-WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
+WITHOUT_EFFECT = {"two_stage_candidates", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
 
-SWITCHES = [field.name for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT]
+SWITCHES = [field.name for field in fields(FastConfig) if field.name not in WITHOUT_EFFECT]
 """Each other optimization of decoding."""
 
 
@@ -113,7 +121,7 @@ def holds_in_an_ensemble(subject: Decoding) -> None:
         search.alone_equals_batched(subject)
     except ConfigError as error:
         raise NotApplicableError(f"ensembles are refused: {error}") from None
-    plain = subject.decode(subject.batch(), debug=DebugConfig.off(*SWITCHES))
+    plain = subject.decode(subject.batch(), fast=FastConfig.off(*SWITCHES))
     what = "an ensemble of two models gives another result without optimizations"
     same_hypotheses(subject, subject.decode(subject.batch()), plain, what)
     with suppress(NotApplicableError):
@@ -401,99 +409,3 @@ PROCESSOR: Invariants[Decoding] = {
     "forks are independent": forks_are_independent,
 }
 """The invariants of a logits processor."""
-
-_CHANGED_BY_CALL = (
-    "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
-    "tensor"
-)
-_INDICES = (
-    "tokens or beams of candidates are wrong; of an index into (beam * V) scores, the beam is index // V and the token "
-    "index % V"
-)
-_FORBIDDEN = "candidates with a score of -inf become possible; leave -inf as it is"
-_MIXES_SENTENCES = (
-    "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension, and "
-    "exclude the positions of the source where context.src_padding is true"
-)
-_FIRST_STEP = (
-    "the same hypothesis is kept twice; at context.step == 0 all beams are equal, so that only the first one may be "
-    "expanded"
-)
-
-COMPONENT_ADVICE: Advice[Decoding] = {
-    "calls change nothing else | becomes": (
-        "a score becomes NaN or infinite, often because -inf is multiplied by zero or subtracted from itself; leave "
-        "-inf as it is"
-    ),
-    "calls change nothing else | in place": (
-        "the component writes into a tensor that it was given, of the context or the scores of a member; clone it first"
-    ),
-    "calls change nothing else | the call changes": _CHANGED_BY_CALL,
-    "state follows the beams": (
-        "a state does not follow the beams; name its tensor (sentences, beam, ...) in beam_state, and call "
-        "super().advance where you override advance"
-    ),
-    "state of sentences that leave": (
-        "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
-    ),
-    "candidates are continuations | continues_each_beam": (
-        "continues_each_beam is true, but candidate i does not continue beam i; remove the attribute"
-    ),
-    "candidates are continuations | not in the range": _INDICES,
-    "candidates are continuations | of another beam": _INDICES,
-    "candidates are continuations | does not exist": _FORBIDDEN,
-    "decodes are repeatable": (
-        "the component draws from PyTorch's own random numbers (use uniform of seqgen.extend, whose numbers depend on "
-        "a seed, the line number and the step), or keeps values of a batch on the object that all batches share (let "
-        "begin return a copy)"
-    ),
-    "two decodes at a time": (
-        "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
-        "super().begin) and store them there"
-    ),
-    "optimized = not optimized | skip_log_softmax": (
-        "shift_invariant is true, but the component needs normalized log-probabilities: adding a constant to the "
-        "scores of a row changes its choices; remove the attribute (a strategy that reads Scores.values gets logits, "
-        "too: let it ask Scores.lprobs)"
-    ),
-    "optimized = not optimized | use_cache": (
-        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
-        "component changes a decoder's cache or features in place, or depends on how a step is computed"
-    ),
-    "alone = in a batch": _MIXES_SENTENCES,
-    "alone = in a batch, sampled": _MIXES_SENTENCES,
-    "observed = not observed": "the observer changes a tensor of the record or context; clone what you change",
-    "scorer = generator": (
-        "the combination gives another score where all positions are known; ignores_context is true only for a "
-        "combination that does not read the context"
-    ),
-    "joining = one batch": (
-        "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
-        "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
-    ),
-    "NaN is an error": "scores that are NaN are replaced or compared away, so that a damaged model is not noticed",
-    "forbidden tokens": _FORBIDDEN,
-    "a sentence without outputs": _FORBIDDEN,
-    "candidates are continuations": _FIRST_STEP,
-    "hypotheses differ": _FIRST_STEP,
-    "scores are the model's": (
-        "the scores of candidates are not scores + lprobs; return these sums, or set changes_scores if a penalty is "
-        "intended"
-    ),
-    "hypotheses end, are sorted": "hypotheses do not end, or are not sorted; see the method finished",
-    "calls change nothing else": _CHANGED_BY_CALL,
-    "forks are independent": (
-        "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
-    ),
-    "ensemble of two models": (
-        "with several members, the scores are those of the combination, and context.outputs has those of each member; "
-        "the component relies on a single model, or its flags are not true of an ensemble"
-    ),
-    "blocks of the vocabulary": (
-        "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
-    ),
-    "scores depend on the hypothesis": (
-        "the scores of a beam depend on the other beams of its sentence; compute each row by itself"
-    ),
-}
-"""Causes of violations of a decoding component."""

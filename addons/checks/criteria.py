@@ -6,7 +6,7 @@ Of criteria that decode also: the model of decoding is the model of training.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,31 +15,34 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.addons.checks.checking import (
-    Advice,
     Compared,
     Invariants,
-    Outcome,
     Violation,
     Wrong,
     at,
-    check_all,
     hooked,
+    read_advice,
     require,
 )
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import Ids
-from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_tagged
-from seqgen.config.options import KEEPS_SCORES
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch, tensors_in
-from seqgen.training.criteria import TrainingContext
-from seqgen.training.sequence_criterion import SequenceCriterion
+from seqgen.config import KEEPS_SCORES, GenerationConfig, keys_tagged
+from seqgen.extend import Batch, EncoderDecoderModel, SequenceCriterion, TrainingContext, tensors_in
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""
 
 Logged = Mapping[str, Any]
+
+
+def _of_the_sum(subject: Training, wrong: Wrong) -> str:
+    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
+    once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
+    if abs(twice - once) < 1e-8:
+        return (
+            "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
+        )
+    return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Training(Compared):
         ids: the ids of its inputs.
     """
 
+    advice = read_advice("criterion", of_the_sum=_of_the_sum)
     criterion: Any
     model: EncoderDecoderModel
     ids: Ids
@@ -329,51 +333,6 @@ DECODING_CRITERION: Invariants[Training] = {
 """The further invariants of a criterion that decodes."""
 
 
-def check_criterion(subject: Training) -> Iterator[Outcome]:
-    """Check a criterion; see ``check_all``."""
-    decodes = isinstance(subject.criterion, SequenceCriterion)
-    return check_all({**CRITERION, **(DECODING_CRITERION if decodes else {})}, subject)
-
-
-_GRADIENT = (
-    "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
-    "custom backward"
-)
-
-
-def _of_the_sum(subject: Training, wrong: Wrong) -> str:
-    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
-    once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
-    if abs(twice - once) < 1e-8:
-        return (
-            "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
-        )
-    return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
-
-
-CRITERION_ADVICE: Advice[Training] = {
-    "the loss is a scalar | has no gradient": _GRADIENT,
-    "losses are repeatable": (
-        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
-        "true, and keep nothing on the criterion"
-    ),
-    "decoding is not training": (
-        "decoding is not apart from training; decode with self.decode(model, batch), which uses evaluation mode"
-    ),
-    "decoding reads current weights": (
-        "decoding uses cached weights of an earlier update; decode with self.decode(model, batch), and cache no weights"
-    ),
-    "decoding = rescoring": (
-        "decoding and rescore compute with different models or inputs; do not override them, and look for a forward "
-        "that differs between training and decoding"
-    ),
-    "padding does not affect the loss | of the source changes the loss": (
-        "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
-    ),
-    "padding does not affect the loss | changes the loss": (
-        "padding of the target is counted; exclude the positions whose target is padding (target_logits does so)"
-    ),
-    "sum over ranks = whole batch | the loss": _of_the_sum,
-    "gradient = finite differences": _GRADIENT,
-}
-"""Causes of violations of a criterion; the other violations say themselves what is wrong."""
+def invariants_of(criterion: Any) -> Invariants[Training]:
+    """The invariants of a criterion; one that decodes has more."""
+    return {**CRITERION, **(DECODING_CRITERION if isinstance(criterion, SequenceCriterion) else {})}

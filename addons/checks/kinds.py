@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,26 +11,34 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from seqgen import load_models
 from seqgen.addons.checks.checking import Invariants, Raised
 from seqgen.addons.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
-from seqgen.addons.checks.criteria import Training
+from seqgen.addons.checks.criteria import Training, invariants_of
+from seqgen.addons.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
 from seqgen.addons.checks.strategies import STRATEGY
 from seqgen.addons.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
-from seqgen.addons.checks.tasks import Prepared
-from seqgen.checkpoints.loaders import DecodingTask, LoadedModel
-from seqgen.checkpoints.loading import load_models
+from seqgen.addons.checks.tasks import TASK, Prepared
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
-from seqgen.core.combinations import Combination
-from seqgen.core.component import Component
-from seqgen.core.errors import ConfigError, UserError, nearest
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.search import Search
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.modules.kv_cache.protocol import KeyValueCache
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
-from seqgen.task import PromptTask, Task
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    GROUPS,
+    MODELS,
+    Combination,
+    Component,
+    ConfigError,
+    DecodingTask,
+    Dictionary,
+    EncoderDecoderModel,
+    KeyValueCache,
+    MultiheadAttention,
+    PromptTask,
+    Search,
+    Task,
+    UserError,
+    WhitespaceTokenizer,
+    nearest,
+)
 
 Note = Callable[[str], None]
 """Shows a note to the user."""
@@ -128,6 +136,10 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
     subject = _trained_model(cfg, note) if cfg.path else _random_model(cfg)
     if cfg.cache:
         _use_cache(subject.model.decoder, cfg.cache)
+    # with a cache of the user, all else is about the model, or its values are exact
+    every = subject.cache is None
+    subject.invariants = PASSES | STEPPING | WEIGHTS if every else STEPPING
+    subject.then = replace(subject.then or subject, invariants=SEARCH) if every else None
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
@@ -160,23 +172,16 @@ def _random_model(cfg: ModelCheckConfig) -> Subject:
 
     models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
     one, two = (Subject(model, words, len(words), build, tolerance=cfg.tolerance) for model in models)
-    one.peaked = two
+    one.then = two
     return one
 
 
 def _trained_model(cfg: ModelCheckConfig, note: Note) -> Subject:
-    loaded, *others = _loaded([cfg.path], cfg.reading, note)
+    loaded, *others = load_models([cfg.path], "cpu", cfg.reading, torch.float64, note)
     if others:
         raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     return Subject(loaded.model, target, len(source), tolerance=cfg.tolerance)
-
-
-def _loaded(paths: Sequence[str], reading: ReadingConfig, note: Note) -> Sequence[LoadedModel]:
-    loaded = load_models(paths, "cpu", reading, torch.float64)
-    for text in (text for one in loaded for text in one.notes):
-        note(text)
-    return loaded
 
 
 WORDS = 9
@@ -260,6 +265,7 @@ def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) 
     begin, end = subject.ids.words
     if end - begin < FEWEST:
         raise ConfigError(f"the vocabulary has a range of {end - begin} words at most, and the checks need {FEWEST}")
+    subject.invariants = KINDS[group].invariants
     subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     return _accepted(subject, note)
 
@@ -274,7 +280,7 @@ def _trained_decoding(
     """
     if cfg.model is not None:
         raise ConfigError("set either model=NAME for a random model or path=RUN for a trained one")
-    loaded = _loaded(cfg.path, cfg.reading, note)
+    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64, note)
     if group == "combination" and len(loaded) < 2:
         raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
     task = loaded[0].task
@@ -341,14 +347,15 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     """
     words = tiny_dictionary()
     model = randomize_(new_model(cfg.model or small_transformer(), words))
-    component: Any = CRITERIA.of(cfg.criterion).component
+    component: Any = GROUPS["criterion"].of(cfg.criterion).component
     what = "criterion cannot be built from its keys and a task"
     with _building(what, "correct its __init__"):
         tokenizer = WhitespaceTokenizer(words)
         criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
         criterion.begin_training(model)
     randomize_(criterion.module.double())
-    return Training(criterion, model, Ids.of(model, words, len(words)), tolerance=cfg.tolerance)
+    ids, invariants = Ids.of(model, words, len(words)), invariants_of(criterion)
+    return Training(criterion, model, ids, tolerance=cfg.tolerance, invariants=invariants)
 
 
 @dataclass
@@ -369,11 +376,11 @@ def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
     Raises:
         UserError: the task cannot be made, or its data cannot be read.
     """
-    component: Any = TASKS.of(cfg.task).component
+    entry = GROUPS["task"].of(cfg.task)
+    component: Any = entry.component
     if issubclass(component, DecodingTask):
         raise ConfigError(
-            f"task={TASKS.of(cfg.task).name} is for decoding and has no data to check; choose another task, such as "
-            "task=translation"
+            f"task={entry.name} is for decoding and has no data to check; choose another task, such as task=translation"
         )
 
     def make() -> Task:
@@ -390,4 +397,4 @@ def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
     config = small_transformer("transformer_lm" if isinstance(task, PromptTask) else "transformer")
     torch.manual_seed(0)
     model = randomize_(task.build_model(config).double())
-    return Prepared(task, make, model, split)
+    return Prepared(task, make, model, split, invariants=TASK)

@@ -7,7 +7,7 @@ from weights is used after they have changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,19 +16,14 @@ from torch import Tensor, nn
 
 from seqgen.addons.checks import search, stepping
 from seqgen.addons.checks.checking import (
-    Advice,
     Invariants,
-    Outcome,
     Violation,
-    Wrong,
-    check_all,
     hooked,
     needs,
     require,
 )
 from seqgen.addons.checks.subject import LENGTHS, Subject
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.modules.dropout import LayerDropList
+from seqgen.extend import EncoderDecoderModel, LayerDropList
 
 _LEAST = 1e-9
 """A token is read if changing it changes a logit by more than this."""
@@ -208,7 +203,7 @@ def fresh_after(what: str, *changes: Change) -> Callable[[Subject], None]:
             change(subject, model)
             got = stepped_logits(subject, model)
             wanted = stepped_logits(subject, without_cached_weights(subject, model))
-            subject.same(got, wanted.to(got.dtype), what=f"after {what} a decode uses a weight from before")
+            subject.same(got, wanted.to(got.dtype), what=f"after {what}, a decode uses an outdated weight")
             require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
 
     return no_stale_weight
@@ -265,7 +260,7 @@ def fresh_after_moving(subject: Subject) -> None:
         raise Violation(f"logits are {before.dtype} in float32 and {got.dtype} after a change to float64")
     subject.same(got, before, tolerance=1e-3, what="float32 and float64 differ")
     wanted = stepped_logits(subject, without_cached_weights(subject, model))
-    subject.same(got, wanted, what="after a change of the dtype a decode uses a weight from before")
+    subject.same(got, wanted, what="after a change of the dtype, a decode uses an outdated weight")
 
 
 def inference_mode(subject: Subject) -> None:
@@ -319,106 +314,3 @@ SEARCH: Invariants[Subject] = {
     "search: scorer = generator": search.scorer_equals_generator,
     "search: [m, m] = m": partial(search.ensemble_of_itself, what="an ensemble with itself differs"),
 }
-
-
-def check(subject: Subject) -> Iterator[Outcome]:
-    """Check all invariants.
-
-    Args:
-        subject: the model.
-
-    Yields:
-        What was found, for each invariant.
-    """
-    if subject.cache is not None:  # all else is about the model, or its values are exact
-        yield from check_all(STEPPING, subject)
-        return
-    yield from check_all(PASSES | STEPPING | WEIGHTS, subject)
-    yield from check_all(SEARCH, subject.peaked or subject)
-
-
-NOT_REORDERED = (
-    "a state is not reordered with the rows; the first dimension of each tensor in it must be the row, or the module "
-    "overrides reorder_state for another layout"
-)
-_STEPS = (
-    "a step does not compute what the parallel pass computes; count positions from "
-    "self.positions_seen(incremental_state) and compute all columns from there on, store everything that later steps "
-    "need, derive neither masks nor positions from padding among the target tokens, and set shares_encoder_output only "
-    "if the decoder reads one row of the encoder's output for several beams"
-)
-
-
-def _cache_or_rounding(subject: Subject, wrong: Wrong) -> str | None:
-    if subject.cache is not None:
-        return (
-            f"{subject.cache.__name__} does not return the keys and values that it was given, in their rows and at "
-            "their positions; if it rounds them on purpose, give a larger tolerance"
-        )
-    if not all(0 < violation.difference < 1e-5 for violation in wrong.values()):
-        return None
-    return (
-        "the differences have the size of rounding: a part of the model computes in float32 or lower; compute in the "
-        "dtype of the weights, or give a larger tolerance"
-    )
-
-
-_STALE_WEIGHT = (
-    "something computed from a weight is used after the weight has changed; compute it at each use, or derive the "
-    "module from CachedWeight of seqgen.extend"
-)
-_JOINING = (
-    "a module does not merge its state (merge_states, crop_state) or ignores start offsets in masks and positions; "
-    "correct it, or set can_merge to false"
-)
-_ATTENTION = "the attention that is returned is not a distribution over the words of the source, or not per step"
-
-MODEL_ADVICE: Advice[Subject] = {
-    "evaluation is deterministic": (
-        "dropout or another source of randomness is active in evaluation (use nn.Dropout, or give self.training to "
-        "F.dropout), or a module keeps values of a pass on itself (use set_state and get_state)"
-    ),
-    "": _cache_or_rounding,
-    "the start token is read": (
-        "a mask hides the start token, probably because it is masked like padding; do not derive the target's mask "
-        "from padding tokens"
-    ),
-    "every token is read, later ones are not | an earlier position": (
-        "a position sees later target tokens; self-attention needs a causal mask, a convolution left padding"
-    ),
-    "alone = in a batch": (
-        "the features of a sentence depend on padding or on other sentences; use encoder_padding_mask in "
-        "encoder-decoder attention; in the encoder, mask padding in self-attention, set features at padding to zero "
-        "before each convolution, pack the sequences of a recurrent layer, and do not normalize over the batch"
-    ),
-    "steps = parallel pass": _STEPS,
-    "two decodes at a time": (
-        "a module keeps values of a pass on itself; store them with set_state in the incremental_state, and read them "
-        "with get_state"
-    ),
-    "encoder output is reordered": (
-        "the encoder's output is not reordered with the rows; the first dimension of each tensor must be the row, and "
-        "an overridden reorder_encoder_out must return all of them"
-    ),
-    "steps after any order of rows": NOT_REORDERED,
-    "steps after reordering beams": NOT_REORDERED,
-    "search: cached = uncached": _STEPS,
-    "saved weights are the model": (
-        "something that the logits depend on is not saved; make it an nn.Parameter or a buffer"
-    ),
-    "copies share no state": (
-        "copies of a module share a state; use get_state and set_state rather than keys of your own, which a copy keeps"
-    ),
-    **{name: _STALE_WEIGHT for name in WEIGHTS if "stale" in name or name == "inference mode"},
-    "every parameter is trained": (
-        "a parameter does not reach the loss; use it, remove it, or set requires_grad to false"
-    ),
-    "steps after rolling back": (
-        "a module does not roll back its state (roll_back_state); correct it, or set can_roll_back to false"
-    ),
-    "start offsets": _JOINING,
-    "batches that join": _JOINING,
-    "attention is a distribution": _ATTENTION,
-    "attention in steps": _ATTENTION,
-}
-"""Causes of violations of a model. The causes that violate almost all invariants come first."""

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, at, needs, require
 from seqgen.addons.checks.subject import SOURCES, Decoding, Results, Subject
-from seqgen.config import DebugConfig
-from seqgen.core.errors import ConfigError
-from seqgen.data.pair_dataset import pad_rows
-from seqgen.decoding.scorer import SequenceScorer
+from seqgen.config import FastConfig
+from seqgen.extend import ConfigError, SequenceScorer, pad_rows
 
 
 def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str, first: int = 0) -> None:
@@ -38,14 +36,14 @@ def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str,
             tokens = one.tokens.tolist(), two.tokens.tolist()
             if tokens[0] != tokens[1]:
                 step = next((i for i, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b), min(map(len, tokens)))
-                raise Violation(f"{what}: other tokens", abs(one.score - two.score), step, sentence, beam)
+                raise Violation(f"{what}: tokens differ", abs(one.score - two.score), step, sentence, beam)
             with at(sentence=sentence, beam=beam):
-                subject.same(one.positional_scores[None], two.positional_scores[None], what=f"{what}: other scores")
-                subject.same(torch.tensor([[one.score]]), torch.tensor([[two.score]]), what=f"{what}: other scores")
+                subject.same(one.positional_scores[None], two.positional_scores[None], what=f"{what}: scores differ")
+                subject.same(torch.tensor([[one.score]]), torch.tensor([[two.score]]), what=f"{what}: scores differ")
                 require((one.attention is None) == (two.attention is None), f"{what}: one decode has no attention")
                 if one.attention is not None and two.attention is not None:
                     attention = _of_words(one.attention)[None], _of_words(two.attention)[None]
-                    subject.same(*attention, what=f"{what}: other attention")
+                    subject.same(*attention, what=f"{what}: attention differs")
 
 
 def _of_words(attention: Tensor) -> Tensor:
@@ -121,8 +119,8 @@ def off_changes_nothing(
     for options in cases:
         usual = subject.decode(batch, **options)
         for name in names:
-            plain = subject.decode(batch, debug=DebugConfig.off(name), **options)
-            same_hypotheses(subject, usual, plain, what or f"debug.{name} changes the result")
+            plain = subject.decode(batch, fast=FastConfig.off(name), **options)
+            same_hypotheses(subject, usual, plain, what or f"fast.{name} changes the result")
 
 
 def cached_equals_uncached(subject: Subject) -> None:
@@ -134,7 +132,7 @@ def cached_equals_uncached(subject: Subject) -> None:
 def indirection_equals_moving(subject: Subject) -> None:
     """The indirection table of self-attention gives the same hypotheses as moving rows."""
     cases = [{"beam": beam, "min_len": 2, "no_repeat_ngram_size": 3} for beam in (2, 5)]
-    off_changes_nothing(subject, ["beam_table"], cases)
+    off_changes_nothing(subject, ["beam_indirection"], cases)
 
 
 def beam_of_one_is_greedy(subject: Subject) -> None:
@@ -169,7 +167,7 @@ def beam_equals_exhaustive(subject: Subject) -> None:
             output = (*words[:length], ids.eos)
             if output not in wanted:
                 wanted[output] = float(sum(lprobs[row, step, token] for step, token in enumerate(output)))
-    limits: dict[str, Any] = {"max_len": longest + 1, "min_len": 0, "unnormalized": True}
+    limits: dict[str, Any] = {"max_len": longest + 1, "min_len": 0, "normalize_scores": False}
     found = subject.decode(batch, beam=len(wanted), **limits)[0]
     outputs = [tuple(hypothesis.tokens.tolist()) for hypothesis in found]
     complete = set(outputs) >= set(wanted) and len(found) == len(wanted)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Violation, needs, require
 from seqgen.addons.checks.subject import BEAM, LENGTHS, Subject, expand
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.extend import IncrementalDecoder, KeyValueCache
 
 
 class Decode:
@@ -29,7 +28,7 @@ class Decode:
         subject: the model and its ids.
         lengths: length of each source.
         seed: of the sources and of all random choices.
-        beam_table: see ``IncrementalState``.
+        beam_indirection: see ``IncrementalState``.
         max_roll_back: see ``IncrementalState``.
         shared: whether the encoder's output has one row for each sentence; by default if the decoder supports it.
         plain_state: whether the state is a plain dict.
@@ -40,7 +39,7 @@ class Decode:
         subject: Subject,
         lengths: list[int] = LENGTHS,
         seed: int = 1,
-        beam_table: bool | None = None,
+        beam_indirection: bool | None = None,
         max_roll_back: int = 0,
         *,
         shared: bool | None = None,
@@ -57,7 +56,7 @@ class Decode:
         self.state: Any = {}
         if not plain_state:
             self.state = self.decoder.new_incremental_state(len(lengths), BEAM)
-            self.state.beam_table = beam_table
+            self.state.beam_indirection = beam_indirection
             self.state.max_roll_back = max_roll_back
         self.generator = torch.Generator().manual_seed(seed)
         self.step(new=0)
@@ -197,11 +196,11 @@ def stepped_after_reordering_beams(subject: Subject) -> None:
         decode.step(1)
 
 
-def stepped_after_rolling_back(subject: Subject, beam_table: bool | None = None) -> None:
+def stepped_after_rolling_back(subject: Subject, beam_indirection: bool | None = None) -> None:
     """The last positions are removed and decoded again."""
     needs(subject.decoder.can_roll_back, "the decoder cannot roll back (can_roll_back)")
     needs(getattr(subject.cache, "roll_back", None) != KeyValueCache.roll_back, "the key/value cache has no roll_back")
-    decode = Decode(subject, beam_table=beam_table, max_roll_back=3)
+    decode = Decode(subject, beam_indirection=beam_indirection, max_roll_back=3)
     for taken_back in (0, 1, 3, 2, 3):
         decode.step()
         decode.step(new=3)
@@ -217,12 +216,12 @@ def stepped_after_rolling_back(subject: Subject, beam_table: bool | None = None)
     decode.step()
 
 
-def batches_that_join(subject: Subject, beam_table: bool | None = None) -> None:
+def batches_that_join(subject: Subject, beam_indirection: bool | None = None) -> None:
     """Sentences join a running batch, are dropped, and positions that no sentence sees are cropped."""
     needs(subject.decoder.can_merge, "the decoder cannot merge batches (can_merge)")
     needs(getattr(subject.cache, "can_merge", True), "the key/value cache cannot merge batches (can_merge)")
-    first = Decode(subject, beam_table=beam_table)
-    second, third = (Decode(subject, lengths, seed, beam_table) for lengths, seed in (([4, 11], 2), ([8], 3)))
+    first = Decode(subject, beam_indirection=beam_indirection)
+    second, third = (Decode(subject, lengths, seed, beam_indirection) for lengths, seed in (([4, 11], 2), ([8], 3)))
     for _ in range(4):
         first.step()
         first.reorder_beams()
@@ -251,7 +250,8 @@ def batches_that_join(subject: Subject, beam_table: bool | None = None) -> None:
 
 def start_offsets(subject: Subject) -> None:
     """Columns before the start offset of a sentence are masked, and do not count as positions."""
-    needs(subject.reads_start_offsets, "the decoder does not read start offsets (can_merge)")
+    reads = subject.decoder.can_merge and not subject.is_language_model  # which counts all columns
+    needs(reads, "the decoder does not read start offsets (can_merge)")
     decoder, starts = subject.decoder, [0, 2, 3, 1]
     batch = subject.inputs(target_length=9, rows_per_sentence=BEAM)
     encoder_out = subject.encode(batch)

@@ -13,15 +13,18 @@ from seqgen.addons.checks.checking import Invariants, Violation, at, holds, need
 from seqgen.addons.checks.components import SHARED, scores_depend_on_the_hypothesis_alone
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import LONGEST, SOURCES, Decoding
-from seqgen.core.candidates import Candidates
-from seqgen.core.context import StepContext
-from seqgen.core.errors import DecodingError
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.scores import Scores
-from seqgen.core.search import choose_candidates
-from seqgen.core.session import Session
-from seqgen.core.setup import DecodingSetup
-from seqgen.core.structures import Batch, Hypothesis
+from seqgen.extend import (
+    Batch,
+    Candidates,
+    DecodingError,
+    DecodingSetup,
+    Hypothesis,
+    LogitsProcessor,
+    Scores,
+    Session,
+    StepContext,
+    choose_candidates,
+)
 
 
 class _CheckedSession(Session):

@@ -11,22 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, needs
-from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.core.component import Component, Composite, Phrases
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.session import Session
-from seqgen.core.setup import DecodingRequest, DecodingSetup
-from seqgen.core.structures import Batch, EncoderOut, Hypothesis
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.pair_dataset import collate
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.decoding.options import build_setup
-from seqgen.modules.language_model import LanguageModel
-from seqgen.registry import DECODING_COMPONENTS
+from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, Wrong, needs, read_advice
+from seqgen.config import FastConfig, GenerationConfig
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    Batch,
+    Component,
+    Composite,
+    ConfigError,
+    DecodingRequest,
+    DecodingSetup,
+    Dictionary,
+    EncoderDecoderModel,
+    EncoderOut,
+    Hypothesis,
+    IncrementalDecoder,
+    LanguageModel,
+    Phrases,
+    SequenceGenerator,
+    Session,
+    Tokenizer,
+    WhitespaceTokenizer,
+    build_setup,
+    collate,
+)
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """The largest difference of two logits that counts as equal."""
@@ -162,6 +170,20 @@ Results = Sequence[Sequence[Hypothesis]]
 """The n-best list of each sentence."""
 
 
+def _cache_or_rounding(subject: Subject, wrong: Wrong) -> str | None:
+    if subject.cache is not None:
+        return (
+            f"{subject.cache.__name__} does not return the keys and values that it was given, in their rows and at "
+            "their positions; if it rounds them on purpose, give a larger tolerance"
+        )
+    if not all(0 < violation.difference < 1e-5 for violation in wrong.values()):
+        return None
+    return (
+        "the differences have the size of rounding: a part of the model computes in float32 or lower; compute in the "
+        "dtype of the weights, or give a larger tolerance"
+    )
+
+
 @dataclass
 class Subject(Compared):
     """A model whose invariants are checked.
@@ -171,14 +193,13 @@ class Subject(Compared):
         dictionary: the target vocabulary.
         source_size: size of the source vocabulary.
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
-        peaked: the model for the invariants of search, if they need other weights: random ones with clear peaks.
     """
 
+    advice = read_advice("model", cache_or_rounding=_cache_or_rounding)
     model: EncoderDecoderModel
     dictionary: Dictionary
     source_size: int
     build: Callable[[], EncoderDecoderModel] | None = None
-    peaked: Subject | None = None
 
     @cached_property
     def ids(self) -> Ids:
@@ -207,11 +228,6 @@ class Subject(Compared):
         """True if the model is decoder-only: it does not read the start token, and has no attention to a source."""
         return isinstance(self.model, LanguageModel)
 
-    @property
-    def reads_start_offsets(self) -> bool:
-        """True if the decoder supports ``IncrementalState.start_offsets``; language models count all columns."""
-        return self.decoder.can_merge and not self.is_language_model
-
     def inputs(
         self, lengths: Sequence[int] = LENGTHS, target_length: int = 6, rows_per_sentence: int = 1, seed: int = 1
     ) -> Inputs:
@@ -232,16 +248,16 @@ class Subject(Compared):
         """Random sources for decodes; see ``Ids.batch``."""
         return self.ids.batch(lengths, rows)
 
-    def generator(self, members: int = 1, debug: DebugConfig | None = None, **options: Any) -> SequenceGenerator:
+    def generator(self, members: int = 1, fast: FastConfig | None = None, **options: Any) -> SequenceGenerator:
         """Beam search with the model.
 
         Args:
             members: number of members, all with this model.
-            debug: switches of optimizations.
+            fast: switches of optimizations.
             options: fields of ``GenerationConfig``.
         """
         cfg = GenerationConfig(**{"beam": 4, "max_len_b": 12, **options})
-        return SequenceGenerator(build_setup([self.model] * members, self.dictionary, cfg, debug=debug))
+        return SequenceGenerator(build_setup([self.model] * members, self.dictionary, cfg, fast=fast))
 
     def decode(self, batch: Batch, **options: Any) -> Results:
         """Decode a batch; the options are those of ``generator``."""
@@ -309,6 +325,7 @@ class Decoding(Compared):
         tokenizer: the target tokenizer; by default, tokens are words.
     """
 
+    advice = read_advice("component")
     generation: GenerationConfig
     group: str
     build: Callable[[Dictionary, int], EncoderDecoderModel] | None
@@ -352,7 +369,7 @@ class Decoding(Compared):
     def generator(
         self,
         members: int = 1,
-        debug: DebugConfig | None = None,
+        fast: FastConfig | None = None,
         objects: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> SequenceGenerator:
@@ -360,7 +377,7 @@ class Decoding(Compared):
 
         Args:
             members: number of members, all with the same model.
-            debug: switches of optimizations.
+            fast: switches of optimizations.
             objects: further components; see ``build_setup``.
             options: fields of ``GenerationConfig``.
         """
@@ -372,7 +389,7 @@ class Decoding(Compared):
         tokenizer = self.tokenizer or WhitespaceTokenizer(self.dictionary)
         cfg, further = replace(self.generation, **values), objects or {}
         try:
-            return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, debug=debug, **further))
+            return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, fast=fast, **further))
         except ConfigError as error:
             if not options:
                 raise

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.addons.checks.checking import Advice, Compared, Invariants, Violation, needs, require
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.pair_dataset import Dataset, Example, PairDataset
-from seqgen.task import Task
+from seqgen.addons.checks.checking import Compared, Invariants, Violation, needs, read_advice, require
+from seqgen.extend import ConfigError, Dataset, EncoderDecoderModel, Example, PairDataset, Task
 
 MOST = 40
 """Number of examples or lines that an invariant looks at."""
@@ -32,6 +29,7 @@ class Prepared(Compared):
         split: the split whose examples are looked at; another one than the training data, if there is one.
     """
 
+    advice = read_advice("task")
     task: Task
     again: Callable[[], Task]
     model: EncoderDecoderModel
@@ -209,18 +207,3 @@ TASK: Invariants[Prepared] = {
     "restored task = task": task_is_restored,
 }
 """The invariants of a task."""
-
-TASK_ADVICE: Advice[Prepared] = {
-    "examples are fixed | differs when it is read again": (
-        "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position "
-        "that example gets"
-    ),
-    "restored task = task": (
-        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
-    ),
-    "training and decoding encode alike": (
-        "training data are encoded in another way than the input of decoding; let load_dataset and encode_source add "
-        "the same tokens, end-of-sentence included"
-    ),
-}
-"""Causes of violations of a task; the other violations say themselves what is wrong."""

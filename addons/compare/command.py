@@ -9,17 +9,22 @@ from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
 from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
-from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.run_config import run_folder
-from seqgen.cli.command import log, run
 from seqgen.cli.commands import tool
-from seqgen.cli.output import check_output, write_report
 from seqgen.config import option
-from seqgen.core.errors import ConfigError
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.system.error_messages import printable
-from seqgen.system.files import write_atomically
+from seqgen.extend import (
+    ConfigError,
+    Tokenizer,
+    check_output,
+    load_pretrained_tokenizer,
+    load_tokenizer,
+    local_path,
+    log,
+    printable,
+    run,
+    run_folder,
+    write_atomically,
+    write_report,
+)
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
@@ -36,7 +41,7 @@ class ShowConfig:
     )
     page: str = option("", "the HTML page; empty for a trace's name with .html, and none of runs", role="output_path")
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
-    json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", role="output_path")
+    json: str = option("", "of runs: file for JSON; - for standard output, in place of the table", role="output_path")
     languages: bool = option(
         False, "the codes for generation.source_lang and generation.target_lang; only the tokenizer is read"
     )

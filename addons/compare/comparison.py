@@ -6,53 +6,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from seqgen.addons.compare.document import Table, text_of
-from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, seed_of, untested
-from seqgen.metrics import Texts
+from seqgen.addons.compare.document import table_text
+from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, score_and_test, seed_of
+from seqgen.extend import Texts
 
 VERSION = 1
 """Version of the JSON form."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A sentence of two systems.
-
-    Attributes:
-        sentence: its number, from 0.
-        before: its score by the first system.
-        after: its score by the other system.
-    """
-
-    sentence: int
-    before: float
-    after: float
-
-    @property
-    def difference(self) -> float:
-        """By how much the other system's score is higher."""
-        return self.after - self.before
-
-
-def changes(first: System, other: System, chrf: Measure, count: int) -> list[Change]:
+def changes(first: System, other: System, texts: Texts, chrf: Measure, count: int) -> list[dict[str, Any]]:
     """The sentences that changed most, in either direction.
 
     Args:
         first: the first system.
         other: the other one.
+        texts: references and sources.
         chrf: the metric; unlike BLEU, chrF is defined for short sentences.
         count: maximum number of sentences.
 
     Returns:
-        Those with the largest differences first; equal outputs are left out.
+        Those with the largest differences first, in their JSON form; equal outputs are left out.
     """
-    pairs = enumerate(zip(first.hypotheses, other.hypotheses, strict=True))
     found = [
-        Change(number, chrf.score(first.hypotheses, [number]), chrf.score(other.hypotheses, [number]))
-        for number, (before, after) in pairs
+        {
+            "line": number + 1,
+            "chrf": [chrf.score(system.hypotheses, [number]) for system in (first, other)],
+            "source": texts.sources[number] if texts.sources else None,
+            "references": [text[number] for text in texts.every_reference],
+            "hypotheses": [before, after],
+        }
+        for number, (before, after) in enumerate(zip(first.hypotheses, other.hypotheses, strict=True))
         if before != after
     ]
-    return sorted(found, key=lambda change: -abs(change.difference))[:count]
+    return sorted(found, key=lambda change: -abs(change["chrf"][1] - change["chrf"][0]))[:count]
 
 
 @dataclass(frozen=True)
@@ -94,7 +80,7 @@ class Comparison:
     results: dict[str, list[Tested]]
     signatures: dict[str, str]
     lower_is_better: list[str]
-    changed: list[list[Change]] = field(default_factory=list)
+    changed: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def verdict(self, metric: str, number: int) -> str:
         """Judge a system against the first one.
@@ -141,19 +127,8 @@ class Comparison:
                 for metric, results in self.results.items()
             },
             "changed": [
-                {"system": names[number], "sentences": [self._changed(number, change) for change in found]}
-                for number, found in enumerate(self.changed, start=1)
+                {"system": name, "sentences": found} for name, found in zip(names[1:], self.changed, strict=False)
             ],
-        }
-
-    def _changed(self, number: int, change: Change) -> dict[str, Any]:
-        line = change.sentence
-        return {
-            "line": line + 1,
-            "chrf": [change.before, change.after],
-            "source": self.texts.sources[line] if self.texts.sources else None,
-            "references": [text[line] for text in self.texts.every_reference],
-            "hypotheses": [self.systems[0].hypotheses[line], self.systems[number].hypotheses[line]],
         }
 
 
@@ -174,17 +149,14 @@ def compare(systems: Sequence[System], texts: Texts, options: Options) -> Compar
     """
     systems, options = list(systems), replace(options, seed=seed_of(options.seed))
     texts = replace(texts, hypotheses=systems[0].hypotheses)
-    every = {name: measure(name, texts) for name in options.metrics}
-    measures = {name: item for name, item in every.items() if isinstance(item, Measure)}
-    results = untested(systems, every)
-    if options.bootstrap and measures:
-        results |= paired_tests(systems, measures, options.seed, options.randomization)
-    signatures = {name: item.signature for name, item in every.items()}
-    lower = [name for name, item in every.items() if item.lower_is_better]
+    measures = {name: measure(name, texts) for name in options.metrics}
+    results = score_and_test(systems, measures, options.seed, options.bootstrap, options.randomization)
+    signatures = {name: item.signature for name, item in measures.items()}
+    lower = [name for name, item in measures.items() if item.lower_is_better]
     found = Comparison(systems, texts, options, results, signatures, lower)
     chrf = measures.get("chrf") or measure("chrf", texts)
     if isinstance(chrf, Measure) and options.examples:
-        found.changed = [changes(systems[0], other, chrf, options.examples) for other in systems[1:]]
+        found.changed = [changes(systems[0], other, texts, chrf, options.examples) for other in systems[1:]]
     return found
 
 
@@ -202,17 +174,22 @@ def text_report(comparison: Comparison) -> str:
     Returns:
         Lines of at most 80 columns, except for sentences.
     """
-    rows = list(_score_rows(comparison))
-    parts: list[Table | str] = [Table(_columns(comparison), rows, whole=range(1, len(SCORES)), gap=1), ""]
-    parts += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
-    parts += filter(None, [explanation(comparison)])
-    for number, found in enumerate(comparison.changed, start=1):
-        parts += ["", _title(comparison, number, found)]
+    first, *others = [system.name for system in comparison.systems]
+    lines = [table_text(_columns(comparison), _score_rows(comparison), whole=range(1, len(SCORES)), gap=1), ""]
+    lines += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
+    lines += filter(None, [explanation(comparison)])
+    for other, found in zip(others, comparison.changed, strict=False):
+        most = f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
+        lines += ["", most if found else f"{other} has the same outputs as {first}"]
         for change in found:
-            texts = _texts(comparison, number, change)
+            before, after = change["chrf"]
+            lines.append(f"line {change['line']}: {before:.1f} -> {after:.1f} ({after - before:+.1f})")
+            texts = [("source", change["source"])] if change["source"] is not None else []
+            texts += [("reference", text) for text in change["references"]]
+            texts += zip((first, other), change["hypotheses"], strict=True)
             width = max(len(name) for name, _ in texts)
-            parts += [_head(change), *(f"  {name:<{width}}  {text}" for name, text in texts)]
-    return text_of(parts)
+            lines += [f"  {name:<{width}}  {text}".rstrip() for name, text in texts]
+    return "\n".join(lines).rstrip()
 
 
 def explanation(comparison: Comparison) -> str:
@@ -245,36 +222,9 @@ def _score_rows(comparison: Comparison) -> Iterable[list[str]]:
         for number, tested in enumerate(results):
             sign = _SIGNS[comparison.verdict(metric, number)]
             difference = f"{tested.score - results[0].score:+.2f} {sign:1}" if number else ""
-            name = comparison.systems[number].name
-            row = f"  {name}", f"{tested.score:.2f}", _interval(tested), difference, *_p_values(tested)
+            interval = ""
+            if tested.mean is not None and tested.interval is not None:
+                interval = f"{tested.mean - tested.interval:.2f} - {tested.mean + tested.interval:.2f}"
+            p_values = ["" if p is None else f"{p:.4f}" for p in (tested.p_bootstrap, tested.p_randomization)]
+            row = f"  {comparison.systems[number].name}", f"{tested.score:.2f}", interval, difference, *p_values
             yield [row[place] for place in places]
-
-
-def _interval(tested: Tested) -> str:
-    if tested.mean is None or tested.interval is None:
-        return ""
-    return f"{tested.mean - tested.interval:.2f} - {tested.mean + tested.interval:.2f}"
-
-
-def _p_values(tested: Tested) -> list[str]:
-    return ["" if value is None else f"{value:.4f}" for value in (tested.p_bootstrap, tested.p_randomization)]
-
-
-def _title(comparison: Comparison, number: int, found: Sequence[Change]) -> str:
-    first, other = comparison.systems[0].name, comparison.systems[number].name
-    if not found:
-        return f"{other} has the same outputs as {first}"
-    return f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
-
-
-def _head(change: Change) -> str:
-    return f"line {change.sentence + 1}: {change.before:.1f} -> {change.after:.1f} ({change.difference:+.1f})"
-
-
-def _texts(comparison: Comparison, number: int, change: Change) -> list[tuple[str, str]]:
-    """The names and texts of a sentence: source and references, then the outputs of two systems."""
-    texts, line = comparison.texts, change.sentence
-    found = [("source", texts.sources[line])] if texts.sources else []
-    found += [("reference", column[line]) for column in texts.every_reference]
-    systems = comparison.systems[0], comparison.systems[number]
-    return found + [(system.name, system.hypotheses[line]) for system in systems]

@@ -9,14 +9,13 @@ from importlib import resources
 from string import Template
 
 from seqgen.addons.compare.runs import Run, shown, text_table
-from seqgen.cli.provenance import recorded_data
 
 _WIDTH = 240
 """Columns of the table, which can be scrolled."""
 _LINES = ("solid", "dashed", "dotted")
 """Kinds of lines, each with ten colours, as matplotlib and CSS call them."""
 _LOG_RANGE = 20
-"""Values of which the largest is so many times the smallest are drawn on a logarithmic scale."""
+"""The scale is logarithmic if the largest value is at least this many times the smallest."""
 
 
 def page_of_runs(runs: Sequence[Run], by: str = "") -> str:
@@ -50,7 +49,7 @@ def charts(runs: Sequence[Run]) -> dict[str, dict[int, Mapping[int, float]]]:
     wanted = {("train", "loss"), *(("valid", name) for run in runs for name in ("loss", run.metric.lower()))}
     found, texts = dict[str, dict[int, Mapping[int, float]]](), dict[str, str]()
     for number, run in enumerate(runs):
-        name, digest = shown(run.config.get("task.valid", "")), recorded_data(run.sessions, "valid")
+        name, digest = shown(run.config.get("task.valid", "")), run.data("valid")
         text = texts.setdefault(digest or name, f"{name} {digest[:12]}".rstrip())
         for (event, score), curve in run.curves.items():
             if (event, score.lower()) in wanted:

@@ -14,18 +14,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from seqgen.addons.compare.document import WIDTH, Table, text_of
-from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
-from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
-from seqgen.cli.command import log
+from seqgen.addons.compare.document import WIDTH, table_text
 from seqgen.cli.provenance import read_sessions, recorded_data
-from seqgen.config import TrainConfig
-from seqgen.config.values import to_dict, value_text
-from seqgen.core.errors import ConfigError, DataError, nearest
-from seqgen.registry import GROUPS
-from seqgen.system.progress import clock
-from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
+from seqgen.config import TrainConfig, value_text
+from seqgen.extend import (
+    GROUPS,
+    ConfigError,
+    DataError,
+    clock,
+    flatten,
+    log,
+    nearest,
+    open_regular,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    similar_path,
+    to_dict,
+)
 from seqgen.training.run_log import LOG, SCORES, lower_is_better
+
+CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
+"""What training writes into a run folder, besides its log and its scores."""
 
 DEPTH = 2
 """Depth of folders in which runs are looked for."""
@@ -72,6 +82,10 @@ class Run:
     curves: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def data(self, split: str) -> str:
+        """The hash of a split's files when training was started last; empty if not known."""
+        return recorded_data(self.sessions, split)
 
 
 def find_runs(folders: Sequence[str]) -> list[Path]:
@@ -328,10 +342,9 @@ def _sortable_values(run: Run) -> dict[str, Any]:
     for key, value in run.config.items():
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
         found[key_name(key)] = value if isinstance(value, int | float) else shown(value)
-    columns = {name: getattr(run, name) for name in COLUMNS}
-    headings = {heading: columns[name] for name, heading in HEADINGS.items()}
-    scores = {name.lower(): value for name, value in run.best.items()}
-    return found | columns | headings | scores
+    found |= {name: getattr(run, name) for name in COLUMNS}
+    found |= {heading: found[name] for name, heading in HEADINGS.items()}
+    return found | {name.lower(): value for name, value in run.best.items()}
 
 
 def sort_names() -> list[str]:
@@ -365,13 +378,15 @@ def text_table(runs: Sequence[Run], by: str = "", width: int = WIDTH) -> str:
     scores = chosen_scores(runs, by)
     head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
     rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
-    parts: list[Table | str] = [Table(head, rows, texts=(1,)), ""]
+    parts = [table_text(head, rows, texts=(1,), width=width)]
     differing = {key_name(key): list(map(shown, values)) for key, values in differences(runs).items()}
     if found := _grouped(differing | _differing_sessions(runs)):
-        parts.append(Table(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,)))
+        parts.append(table_text(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,), width=width))
+    elif unread := ", ".join(run.name for run in runs if not run.config and len(runs) > 1):
+        parts.append(f"what differs is not known: the configuration of {unread} cannot be read")
     elif len(runs) > 1:
-        parts.append(_equal(runs))
-    return text_of(parts, width)
+        parts.append("the configurations are equal")
+    return "\n\n".join(parts)
 
 
 def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
@@ -388,7 +403,7 @@ def _differing_sessions(runs: Sequence[Run]) -> dict[str, list[str]]:
     last = [run.sessions[-1] if run.sessions else {} for run in runs]
     found = {name: [str(one.get(name, MISSING)) for one in last] for name in ("seqgen", "torch", "python")}
     for split in SPLITS:
-        found[f"data of {split}"] = [recorded_data(run.sessions, split)[:12] or MISSING for run in runs]
+        found[f"data of {split}"] = [run.data(split)[:12] or MISSING for run in runs]
     return {name: values for name, values in found.items() if len({*values} - {MISSING}) > 1}
 
 
@@ -430,14 +445,6 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _equal(runs: Sequence[Run]) -> str:
-    """The sentence on runs without a known difference."""
-    unread = ", ".join(run.name for run in runs if not run.config)
-    if unread:
-        return f"what differs is not known: the configuration of {unread} cannot be read"
-    return "the configurations are equal"
-
-
 def table_by_score(folders: Sequence[Path], metric: str) -> str:
     """A table of runs, the best first if they have the score ``metric``, else in their order."""
     runs = read_runs(folders)
@@ -457,7 +464,7 @@ def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
     """
     for name in folders:
         if name in keys and not Path(name).exists():
-            raise ConfigError(f"{name} is a key, which needs a value; set {name}=VALUE")
+            raise ConfigError(f"{name} is a key and needs a value; set {name}=VALUE")
     runs = read_runs(find_runs(folders))
     for problem in (problem for item in runs for problem in item.problems):
         log(problem)

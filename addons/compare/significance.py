@@ -9,10 +9,9 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from seqgen.core.errors import ConfigError
-from seqgen.metrics import Texts, TextScore, corpus_metric
+from seqgen.extend import ConfigError, Texts, TextScore, corpus_metric
 
 SEED = "SACREBLEU_SEED"
 """The environment variable from which sacreBLEU's tests read their seed."""
@@ -23,8 +22,7 @@ LEVEL = 0.05
 """p-values below are marked as significant."""
 
 
-@dataclass(frozen=True)
-class System:
+class System(NamedTuple):
     """The outputs of a system.
 
     Attributes:
@@ -76,16 +74,21 @@ def seed_of(given: int) -> int:
     return int(text)
 
 
-def paired_tests(
-    systems: Sequence[System], measures: Mapping[str, Measure], seed: int, randomization: bool = True
+def score_and_test(
+    systems: Sequence[System],
+    measures: Mapping[str, Measure | WholeTextMeasure],
+    seed: int,
+    bootstrap: bool = True,
+    randomization: bool = True,
 ) -> dict[str, list[Tested]]:
-    """Test systems against the first one.
+    """Score systems, and test them against the first one.
 
     Args:
         systems: at least one.
-        measures: the metrics by name.
+        measures: the metrics by name; those of whole texts are not tested.
         seed: a positive seed.
-        randomization: whether to make the approximate randomization test in addition to the bootstrap.
+        bootstrap: whether to make the paired bootstrap test.
+        randomization: whether to make the approximate randomization test in addition.
 
     Returns:
         For each metric, the result of each system.
@@ -93,47 +96,39 @@ def paired_tests(
     Raises:
         ConfigError: there are too many sentences.
     """
-    if len(systems[0].hypotheses) > MAX_SENTENCES:
-        raise ConfigError(
-            f"the tests take at most {MAX_SENTENCES} lines, because they hold all resamples in memory, but there are "
-            f"{len(systems[0].hypotheses)}; set compare.tests=none, or score a part of the lines"
-        )
-    bootstrap = _paired(systems, measures, seed, "bs")
-    trials = _paired(systems, measures, seed, "ar") if randomization and len(systems) > 1 else None
+    first, tested = systems[0].hypotheses, {name: m for name, m in measures.items() if isinstance(m, Measure)}
+    tests = dict[str, Mapping[str, list[Any]]]()
+    if bootstrap and tested:
+        if len(first) > MAX_SENTENCES:
+            raise ConfigError(
+                f"the tests take at most {MAX_SENTENCES} lines, because they hold all resamples in memory, but there "
+                f"are {len(first)}; set compare.tests=none, or score a part of the lines"
+            )
+        tests["bs"] = _paired(systems, tested, seed, "bs")
+        if randomization and len(systems) > 1:
+            tests["ar"] = _paired(systems, tested, seed, "ar")
     found: dict[str, list[Tested]] = {}
-    for name, plain in untested(systems, measures).items():
+    for name, item in measures.items():
         found[name] = []
-        for number, system in enumerate(plain):
-            result, other = bootstrap[name][number], trials[name][number] if trials else None
+        for number, system in enumerate(systems):
+            same = number > 0 and item.same(first, system.hypotheses)
+            results = {test: of_metric[name][number] for test, of_metric in tests.items() if name in of_metric}
             # sacreBLEU's numbers can be numpy's, of 32 bits for chrF, which cannot be written as JSON
-            score, mean, interval = float(result.score), float(result.mean), float(result.ci)
-            values = [None if test is None or system.same else test.p_value for test in (result, other)]
-            p_values = [None if value is None else float(value) for value in values]
-            found[name].append(Tested(score, system.same, mean, interval, *p_values))
+            p_values = {test: float(one.p_value) for test, one in results.items() if number and not same}
+            mean, interval = (float(results["bs"].mean), float(results["bs"].ci)) if results else (None, None)
+            score = item.score(system.hypotheses)
+            found[name].append(Tested(score, same, mean, interval, p_values.get("bs"), p_values.get("ar")))
     return found
-
-
-def untested(systems: Sequence[System], measures: Mapping[str, Measure | WholeTextMeasure]) -> dict[str, list[Tested]]:
-    """The scores of systems without intervals and tests."""
-    first, *others = systems
-    return {
-        name: [
-            Tested(item.score(first.hypotheses)),
-            *(Tested(item.score(other.hypotheses), item.same(first.hypotheses, other.hypotheses)) for other in others),
-        ]
-        for name, item in measures.items()
-    }
 
 
 def _paired(systems: Sequence[System], measures: Mapping[str, Measure], seed: int, test: str) -> dict[str, list[Any]]:
     from sacrebleu.significance import PairedTest  # slow to import
 
-    named: list[tuple[str, Sequence[str]]] = [(system.name, system.hypotheses) for system in systems]
     metrics: Any = measures  # with the methods of sacreBLEU's metrics that the tests call
     before = os.environ.get(SEED)
     os.environ[SEED] = str(seed)
     try:
-        _, results = PairedTest(named, metrics, None, test)()
+        _, results = PairedTest([*systems], metrics, None, test)()
     finally:
         del os.environ[SEED]
         if before is not None:
@@ -187,21 +182,10 @@ class Measure:
         return self._metric._compute_score_from_stats(statistics)
 
     def get_signature(self) -> Any:
-        """The signature, to which the tests add their settings."""
-        return self._metric.get_signature()
+        """An unused signature, to which the tests add their settings; these are reported elsewhere."""
+        from sacrebleu.metrics.base import Signature  # slow to import
 
-
-class _Signature:
-    """Stands for sacreBLEU's signature."""
-
-    def __init__(self, text: str):
-        self._text = text
-
-    def update(self, name: str, value: Any) -> None:
-        """Do nothing: the settings of the tests are reported elsewhere."""
-
-    def __str__(self) -> str:
-        return self._text
+        return Signature({"num_refs": 1})
 
 
 class MeanOfSentences:
@@ -228,9 +212,9 @@ class MeanOfSentences:
 
         return Score("", float(statistics[0]) / float(statistics[1]))
 
-    def get_signature(self) -> _Signature:
+    def get_signature(self) -> str:
         """The metric's signature."""
-        return _Signature(self._text)
+        return self._text
 
 
 class WholeTextMeasure:

@@ -20,15 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.languages import TargetLanguage
-from seqgen.models.t5 import T5Model
-from seqgen.models.transformer import TransformerModel
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.system.files import new_folder
+from seqgen.extend import (
+    ConfigError,
+    Dictionary,
+    LoadedModel,
+    MultiheadAttention,
+    T5Model,
+    TargetLanguage,
+    TransformerModel,
+    new_folder,
+)
 
+DTYPE = torch.float32
+"""The dtype in which ``seqgen-convert`` loads the model."""
 TOLERANCE = 1e-3
 """The largest difference of a log-probability, above which nothing is written."""
 
@@ -46,8 +50,11 @@ _LENGTHS, _STEPS = (6, 1, 9), 8
 """The random sentences of the comparison: lengths of sources, and length of all targets."""
 
 
-def check_installed() -> None:
+def check(cfg: Any) -> None:
     """Check that CTranslate2 is installed.
+
+    Args:
+        cfg: the configuration of ``seqgen-convert``.
 
     Raises:
         ConfigError: it is missing.

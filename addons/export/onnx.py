@@ -29,16 +29,21 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.errors import ConfigError
-from seqgen.core.incremental_state import StateDict, StatefulModule
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import EncoderOut
-from seqgen.modules.kv_cache.growing import StaticCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues
-from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
-from seqgen.system.files import new_folder, write_atomically
+from seqgen.extend import (
+    ConfigError,
+    EncoderDecoderModel,
+    EncoderOut,
+    IncrementalDecoder,
+    KeysAndValues,
+    LoadedModel,
+    MergedAttention,
+    MultiheadAttention,
+    StateDict,
+    StatefulModule,
+    StaticCache,
+    new_folder,
+    write_atomically,
+)
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 
 ROWS, SOURCE, SEEN = "rows", "source", "seen"
@@ -405,12 +410,17 @@ def largest_difference(
     return largest / scale
 
 
+DTYPE = torch.float32
+"""The dtype in which ``seqgen-convert`` loads the model."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """The packages that write and run ONNX files."""
 
 
-def check_installed() -> None:
+def check(cfg: Any) -> None:
     """Check that the packages for ONNX are installed.
+
+    Args:
+        cfg: the configuration of ``seqgen-convert``.
 
     Raises:
         ConfigError: one is missing.

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seqgen.core.errors import DataError
-from seqgen.data.text import read_lines
-from seqgen.text.input_line import alternatives
+from seqgen.extend import DataError, read_lines, split_alternatives
 
 Words: TypeAlias = tuple[str, ...]
 
@@ -64,7 +62,7 @@ class Glossary:
             columns = [column.strip() for column in line.split("\t")]
             if not self._terms and [column.lower() for column in columns[:2]] == ["source", "target"]:
                 continue
-            sources, targets = (alternatives(column) for column in (*columns[:2], "")[:2])
+            sources, targets = (split_alternatives(column) for column in (*columns[:2], "")[:2])
             if not sources or not targets:
                 raise DataError(
                     f"generation.glossary: {path}, line {number} is not SOURCE<tab>TARGET; correct or remove it"

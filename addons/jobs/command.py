@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from seqgen.addons.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
+from seqgen.addons.jobs.folder import ERRORS, JobFolder, manifest_of, merged_notes
 from seqgen.addons.jobs.job import Job, JobStopped, Stop
+from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, find_source, plan_parts
-from seqgen.addons.jobs.workers import Answers, LocalWorkers, Workers
-from seqgen.checkpoints.serialization import fingerprint
-from seqgen.cli.command import import_plugins
+from seqgen.addons.jobs.workers import Answers, Workers
 from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
@@ -33,29 +32,35 @@ from seqgen.cli.line_decoding import (
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import SPEED, GenerateConfig, keys_tagged
-from seqgen.data.text import is_pipe
-from seqgen.data.token_store import available_cores
 from seqgen.extend import (
+    FORMATS,
     ConfigError,
+    LineProgress,
     Translation,
     UserError,
+    available_cores,
     check_output,
     disk_errors,
+    duration,
+    fingerprint,
+    import_plugins,
+    is_pipe,
     log,
     new_file,
+    remove_leftovers,
+    run_lock,
     set_up_device,
     split_argument,
     to_dict,
 )
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
-from seqgen.system.files import remove_leftovers, run_lock
-from seqgen.system.progress import LineProgress, duration
 from seqgen.text.line_stages import summaries
-from seqgen.text.output_formats import FORMATS
-from seqgen.text.text_decoding import BUFFER_SIZE
 
 FAILED_LINES = 3
 """Exit code of a job that is done, but in which lines have failed."""
+
+PIECE_LINES = 4096
+"""Number of lines that a worker gets at a time if ``generation.buffer_size`` is 0."""
 
 
 def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[str]) -> int:
@@ -103,11 +108,11 @@ def _run(
     named = {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
     files = file_digests(named_files(named))
     log(f"reading {cfg.input} ...")
-    plan = plan_parts(source, cfg.generation.part_lines, stop.check)
-    manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
-    folder.open(manifest)
-    piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
-    job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
+    plan = plan_parts(source, cfg.job.part_lines, stop.check)
+    read = {**models, **files}
+    folder.open(manifest_of(_settings(cfg, given), read, cfg.job.part_lines, plan, versions()), plan.parts)
+    piece_lines = cfg.generation.buffer_size or PIECE_LINES
+    job = Job(folder, source, plan, fingerprint(read), piece_lines, log, stop.check)
     before = folder.lines
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
@@ -138,10 +143,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
     for key in ("reference", "prefix", "stream", "trace", "record"):
         if getattr(cfg, key):
             advice = "; score the merged output with seqgen-score" if key == "reference" else ""
-            raise ConfigError(
-                f"{key} cannot be used in a job (engine=ray, job.*, generation.workers, generation.part_lines)"
-                f"{advice}; remove one of them"
-            )
+            raise ConfigError(f"{key} cannot be used in a job (engine=ray, job.*){advice}; remove one of them")
     if cfg.output == "-" and not cfg.job.folder:
         raise ConfigError("a job needs a folder for its parts; set job.folder=FOLDER or output=FILE")
 
@@ -180,7 +182,7 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {f"reading.{key}": value for key, value in to_dict(cfg.reading).items()}
     for key, value in sorted(given.items()):
         group, _, name = key.partition(".")
-        if group not in ("generation", "debug"):
+        if group not in ("generation", "fast"):
             settings[key] = str(value)
         elif name not in keys_tagged(SPEED):
             settings[key] = value
@@ -188,10 +190,10 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workers(cfg: GenerateConfig, given: Mapping[str, Any], files: tuple[str, ...]) -> Workers:
-    ray, count = cfg.engine == "ray", cfg.generation.workers
+    ray, count = cfg.engine == "ray", cfg.job.workers
     cores = int(cfg.ray.cpus) if ray else available_cores() // (count or 1)
     threads = cfg.common.threads or max(1, cores)
-    several = cfg.debug.kernel_choice == "measured" and (ray or (count or 1) > 1)
+    several = cfg.fast.kernel_choice == "measured" and (ray or (count or 1) > 1)
     times = measure_all(threads, cfg.generation.dtype == "int8") if several else {}
     build = CommandBuilder(cfg, dict(given), threads, times, files, os.getcwd())
     if ray:
@@ -261,15 +263,14 @@ class CommandDecoder:
         if divisor > 1:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, tokens, counts, marked = list[str](), list[tuple[int, str]](), 0, Counter[str](), 0
+        outputs, notes, tokens, counts = list[str](), list[tuple[int, str]](), 0, Counter[str]()
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens
             counts.update(self.decoding.stages.counts(translation))
-            marked += bool(translation.review)
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=tokens, counts=counts, marked=marked)
+        return Answers(outputs, notes=notes, tokens=tokens, counts=counts)
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """Format the output of a line without an answer; see ``LineDecoder``."""
@@ -299,8 +300,6 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
-    if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for review")
     for line in summaries(cfg.generation, sum((Counter(record["counts"]) for record in folder.records()), Counter())):
         log(line)
     if failed:

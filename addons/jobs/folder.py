@@ -24,78 +24,56 @@ from typing import IO, Any
 
 from seqgen.addons.jobs.source import Part, Plan
 from seqgen.addons.jobs.workers import Answers, Failure
-from seqgen.extend import ConfigError, DataError, disk_errors, new_file, parse_json, read_bytes, shown, write_atomically
-from seqgen.system.files import open_own, remove_leftovers, sync
+from seqgen.extend import (
+    ConfigError,
+    DataError,
+    disk_errors,
+    new_file,
+    open_own,
+    parse_json,
+    read_bytes,
+    remove_leftovers,
+    shown,
+    sync,
+    write_atomically,
+)
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "seqgen-job", 1
 ADVICE = "give the same as before, or another job.folder"
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """Everything that the outputs of a job depend on.
+def manifest_of(
+    settings: Mapping[str, Any],
+    models: Mapping[str, str],
+    part_lines: int,
+    plan: Plan,
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """The content of a manifest: everything that the outputs of a job depend on.
 
-    Attributes:
+    Args:
         settings: each key that changes outputs, with its value.
         models: the hash of each file of the models, and of files that keys name.
         part_lines: lines of each part.
         plan: the input.
         versions: versions of the programs, which may change.
     """
-
-    settings: Mapping[str, Any]
-    models: Mapping[str, str]
-    part_lines: int
-    plan: Plan
-    versions: Mapping[str, str]
-
-    def plain(self) -> dict[str, Any]:
-        """The content of the file."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            **self.versions,
-            "settings": dict(self.settings),
-            "models": dict(self.models),
-            "part_lines": self.part_lines,
-            "lines": self.plan.lines,
-            "input": [{"file": _readable(name), "lines": lines} for name, lines in self.plan.files],
-            "parts": [[part.lines, part.digest] for part in self.plan.parts],
-        }
-
-    def write_or_compare(self, folder: Path) -> None:
-        """Write the file; if it exists, check that it is of the same job.
-
-        Args:
-            folder: the folder of the job.
-
-        Raises:
-            ConfigError: settings or models are others.
-            DataError: the input is another one, or the file is damaged.
-            UserError: the file cannot be written.
-        """
-        file = folder / MANIFEST
-        content = json.loads(json.dumps(self.plain()))
-        try:
-            found = parse_json(read_bytes(file, 1 << 32))
-        except FileNotFoundError:
-            write_atomically(file, json.dumps(content, indent=1) + "\n")
-            return
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read: {error}; choose another job.folder") from None
-        shape = {"settings": dict, "models": dict, "part_lines": int, "lines": int, "input": list, "parts": list}
-        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-            raise DataError(f"{file} is not the manifest of a job of this version; choose another job.folder")
-        if any(not isinstance(found.get(name), kind) for name, kind in shape.items()):
-            raise DataError(f"{file} is damaged; choose another job.folder")
-        if differs := difference(found, content):
-            raise ConfigError(f"job.folder={folder} was started with {differs}; {ADVICE}")
-
-
-def _readable(name: str) -> str:
-    """The name of a file, in which bytes that are not UTF-8 are shown as numbers."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    # bytes of a name that are not UTF-8 are shown as numbers
+    files = [(name.encode("utf-8", "backslashreplace").decode(), lines) for name, lines in plan.files]
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        **versions,
+        "settings": settings,
+        "models": models,
+        "part_lines": part_lines,
+        "lines": plan.lines,
+        "input": [{"file": name, "lines": lines} for name, lines in files],
+        "parts": [[part.lines, part.digest] for part in plan.parts],
+    }
+    as_read: dict[str, Any] = json.loads(json.dumps(content))
+    return as_read
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -109,7 +87,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         Words such as ``generation.beam=5, and it is now 3``; empty if the outputs are the same.
     """
     if before["part_lines"] != now["part_lines"]:
-        return f"generation.part_lines={before['part_lines']}, and it is now {now['part_lines']}"
+        return f"job.part_lines={before['part_lines']}, and it is now {now['part_lines']}"
     for name in dict.fromkeys([*before["settings"], *now["settings"]]):
         was, is_ = (_value(content["settings"], name) for content in (before, now))
         if was != is_:
@@ -193,31 +171,21 @@ class JobFolder:
         """The file with the outputs of a part."""
         return self.path / PARTS / f"part-{index:08d}{self.ending}"
 
-    def _check_new(self) -> None:
-        """Check that a folder without a manifest has no files with the names of those of a job."""
-        if (self.path / MANIFEST).exists():
-            return
-        for name in (JOURNAL, ERRORS, PARTS):
-            if (self.path / name).exists():
-                raise ConfigError(
-                    f"job.folder={self.path} has {name}, but no {MANIFEST} of a job; give a new folder, or delete it"
-                )
-
-    def open(self, manifest: Manifest) -> None:
+    def open(self, manifest: Mapping[str, Any], parts: Sequence[Part]) -> None:
         """Make the folder of a job or continue it: compare the manifest, remove what killed processes have left, and
         read the journal. A part whose file is missing or of another size is not done.
 
         Args:
-            manifest: that of this command.
+            manifest: that of this command, see ``manifest_of``.
+            parts: all parts of the job.
 
         Raises:
             ConfigError: the folder is of a job with other settings or models, or has other files of these names.
             DataError: the input is another one, or the manifest is damaged.
             UserError: a file cannot be written.
         """
-        self._check_new()
-        manifest.write_or_compare(self.path)
-        self.parts = manifest.plan.parts
+        self._write_or_compare(manifest)
+        self.parts = parts
         with disk_errors(self.path):
             (self.path / PARTS).mkdir(parents=True, exist_ok=True)
         for folder in (self.path, self.path / PARTS):
@@ -225,6 +193,30 @@ class JobFolder:
         self._read_journal()
         self.is_open = True
         self.done = {index: known for index, known in self.done.items() if self._has_file(index, known)}
+
+    def _write_or_compare(self, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest; if it exists, check that it is of the same job."""
+        file = self.path / MANIFEST
+        if not file.exists():
+            for name in (JOURNAL, ERRORS, PARTS):
+                if (self.path / name).exists():
+                    raise ConfigError(
+                        f"job.folder={self.path} has {name}, but no {MANIFEST} of a job; give a new folder, or delete "
+                        "it"
+                    )
+            write_atomically(file, json.dumps(manifest, indent=1) + "\n")
+            return
+        try:
+            found = parse_json(read_bytes(file, 1 << 32))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}; choose another job.folder") from None
+        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+            raise DataError(f"{file} is not the manifest of a job of this version; choose another job.folder")
+        compared = ("settings", "models", "part_lines", "lines", "input", "parts")
+        if any(type(found.get(name)) is not type(manifest[name]) for name in compared):
+            raise DataError(f"{file} is damaged; choose another job.folder")
+        if differs := difference(found, manifest):
+            raise ConfigError(f"job.folder={self.path} was started with {differs}; {ADVICE}")
 
     def _read_journal(self) -> None:
         journal = self.path / JOURNAL
@@ -268,7 +260,6 @@ class JobFolder:
             "tokens": answers.tokens,
             "seconds": round(answers.seconds, 3),
             "counts": answers.counts,
-            "marked": answers.marked,
             **details,
             "failed": [asdict(failure) for failure in answers.failures],
             "notes": counted({"note": text, "lines": 1, "first_line": line} for line, text in answers.notes),
@@ -366,17 +357,12 @@ def merged_notes(records: Iterable[Mapping[str, Any]]) -> list[str]:
     Returns:
         For each of the first ``MAX_NOTES`` texts a line, and one for all others.
     """
-    notes = counted(note for record in records for note in record["notes"])
-    return [
-        f"line {note['first_line']}{_others(note['lines'] - 1)}: {note['note']}"
-        if note["note"]
-        else f"... and {note['lines']} further notes; format=json writes all of them"
-        for note in notes
-    ]
-
-
-def _others(lines: int) -> str:
-    return f" and {lines} others" if lines else ""
+    lines = []
+    for note in counted(note for record in records for note in record["notes"]):
+        others = f" and {note['lines'] - 1} others" if note["lines"] > 1 else ""
+        line = f"line {note['first_line']}{others}: {note['note']}"
+        lines.append(line if note["note"] else f"... and {note['lines']} further notes; format=json writes all of them")
+    return lines
 
 
 def counted(notes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from seqgen.addons.jobs.folder import JobFolder
 from seqgen.addons.jobs.source import Part, Plan, Source, cut, text_digest
 from seqgen.addons.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
-from seqgen.extend import DataError, ResourceError
-from seqgen.system.processes import NotedSignals
-from seqgen.system.progress import LineProgress
+from seqgen.extend import DataError, LineProgress, NotedSignals, ResourceError
 
 DEATHS = 2
-"""Number of workers that may die with a piece, before it is split; a single line is then given up."""
+"""Number of workers that may die while they decode a piece; it is then split, or given up if it is a single line."""
 SPLIT = 16
 """Number of pieces into which such a piece is split."""
 HOPELESS = 100
@@ -142,8 +140,8 @@ class Job:
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         where = f" (about line {part.first + part.lines} of {self.plan.lines})" if part else ""
         return DataError(
-            f"the input {shown} has changed while the job was running{where}; what was written belongs to the input as "
-            "it was, so restore it and run the same command again, or choose another job.folder"
+            f"the input {shown} has changed while the job was running{where}; the outputs so far belong to the earlier "
+            "input: restore it and run the same command again, or choose another job.folder"
         )
 
     def _greet(self, event: Ready) -> None:

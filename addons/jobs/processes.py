@@ -1,18 +1,17 @@
-"""Child processes and the pipes to them."""
+"""``engine=local``: workers are processes of this machine; those that die are replaced."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
-from seqgen.extend import UserError
-from seqgen.system.processes import STOPPING, end_with
+from seqgen.addons.jobs.workers import STARTS, Builder, Decoding, Died, Event, Piece, Ready, Workers
+from seqgen.extend import STOPPING, end_with
 
 
 @contextmanager
@@ -31,28 +30,20 @@ def signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def receive_sigterm_only() -> None:
-    """Unblock the signals that ``signals_wait`` has blocked; Ctrl-C and a closed terminal end the parent only."""
-    for ignored in set(STOPPING) - {signal.SIGTERM}:
-        signal.signal(ignored, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-
-
-class Child:
-    """A process started by this one, and the pipe to it.
-
-    Signals are blocked in it until it calls ``receive_sigterm_only``.
+class _Process:
+    """A worker process, which ends when this one ends, and the pipe to it.
 
     Args:
-        work: its main function, which gets its end of the pipe and ``args``; it ends when this process ends.
-        args: further arguments, which are pickled.
+        number: number of the worker.
+        arguments: the first arguments of ``Decoding``, which are pickled.
     """
 
-    def __init__(self, work: Callable[..., None], args: Sequence[Any]):
+    def __init__(self, number: int, arguments: tuple[Any, ...]):
+        self.number, self.ready = number, False
+        self.piece: Piece | None = None
         context = multiprocessing.get_context("spawn")
         self.pipe, other_end = context.Pipe()
-        self.process = context.Process(target=_run, args=(os.getpid(), work, other_end, args), daemon=True)
+        self.process = context.Process(target=_work, args=(os.getpid(), other_end, *arguments, number), daemon=True)
         with signals_wait():
             self.process.start()
         other_end.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError
@@ -76,27 +67,71 @@ class Child:
         self.pipe.close()
 
 
-def sendable(error: Exception, failed: str) -> Exception:
-    """The error of a child process that is sent through the pipe: one that can be pickled.
+class LocalWorkers(Workers):
+    """Processes of this machine; see ``Workers``.
 
     Args:
-        error: what was raised and is being handled.
-        failed: what has failed, for the message if the error is not one of the user.
+        build: makes the decoder of each process.
+        count: number of processes.
     """
-    if isinstance(error, UserError):
-        return UserError(str(error))
-    return RuntimeError(f"{failed}: {error!r}\n{traceback.format_exc()}")
+
+    kind = "a worker"
+    advice = "choose a smaller job.workers, or see the messages above"
+
+    def __init__(self, build: Builder, count: int):
+        super().__init__(build)
+        try:
+            for number in range(count):
+                self._workers.append(_Process(number, self._arguments))
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, worker: _Process, piece: Piece) -> None:
+        with suppress(OSError):  # it may have just died, which ``wait`` will see
+            worker.pipe.send(piece)
+
+    def wait(self, seconds: float) -> list[Event]:
+        """Wait until something happens; see ``Workers``."""
+        events: list[Event] = []
+        ready = wait([one.pipe for one in self._workers], timeout=seconds)
+        for one in [one for one in self._workers if one.pipe in ready]:
+            try:
+                result = one.pipe.recv()
+            except (EOFError, OSError):
+                events.append(self._replace(one))
+            else:
+                events.append(self._result(one, result, f"process {one.process.pid}"))
+        return events
+
+    def _replace(self, one: _Process) -> Died:
+        """Start a process instead of one that has died."""
+        how = one.ended(1.0)
+        one.kill()
+        died = self._died(one, how, STARTS)
+        self._workers[self._workers.index(one)] = _Process(one.number, self._arguments)
+        return died
+
+    def close(self) -> None:
+        """End all processes immediately; they have nothing that could be lost."""
+        for one in self._workers:
+            one.kill()
 
 
-C = TypeVar("C", bound=Child)
-
-
-def answering(children: Sequence[C], seconds: float) -> list[C]:
-    """Wait until some processes have sent something or died, at most some seconds; return these."""
-    ready = wait([child.pipe for child in children], timeout=seconds)
-    return [child for child in children if child.pipe in ready]
-
-
-def _run(parent: int, work: Callable[..., None], pipe: Connection, args: Sequence[Any]) -> None:
+def _work(parent: int, pipe: Connection, modules: Sequence[tuple[str, str]], build: bytes, number: int) -> None:
+    """Main function of a process: load the models, and decode pieces until the pipe is closed."""
     end_with(parent)
-    work(pipe, *args)
+    for ignored in {*STOPPING} - {signal.SIGTERM}:  # Ctrl-C and a closed terminal end the parent only
+        signal.signal(ignored, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    decoding = Decoding(modules, build, number)
+    result: Any = decoding.start()
+    try:
+        pipe.send(result)
+        while isinstance(result, Ready):
+            pipe.send(decoding.decode(pipe.recv()))
+    except EOFError:
+        return
+    except OSError:  # the job has ended
+        os._exit(1)

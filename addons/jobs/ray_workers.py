@@ -200,8 +200,8 @@ def _connected(address: str) -> Any:
         if address:
             raise ConfigError(f"ray.address={address}: Ray cannot be reached: {reason}") from None
         raise ResourceError(
-            f"Ray does not start on this machine ({reason}); run the same command again when the machine has less to "
-            "do, or remove engine=ray"
+            f"Ray does not start on this machine ({reason}); run the same command again when the machine is less "
+            "busy, or remove engine=ray"
         ) from None
     finally:
         if threading.current_thread() is threading.main_thread():

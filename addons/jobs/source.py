@@ -10,11 +10,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from seqgen.data.parquet import check_text, read_column
-from seqgen.data.text import decode_line, read_chunks
-from seqgen.extend import DataError, find_files, parse_json, shown
+from seqgen.data.parquet import check_text
+from seqgen.extend import DataError, decode_line, find_files, parse_json, read_chunks, read_column, shown
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """The format of a file by the end of its name, before ``.gz``; all other files are text."""
@@ -51,21 +49,28 @@ class Source:
             kind = FORMATS.get(Path(file.name.removesuffix(".gz")).suffix, "text")
         if kind == "parquet":
             return read_column(file, self.column, "job.column")
-        return self._records(file) if kind == "jsonl" else _texts(file)
+        if kind == "jsonl":
+            return self._records(file)
+        return (line for chunk in read_chunks(file) for line in chunk.decode())
 
     def _records(self, file: Path) -> Iterator[str]:
         for chunk in read_chunks(file):
             for number, line in enumerate(chunk.lines, start=chunk.first):
                 if line.strip():
-                    yield self._text(_parsed(line, file, number), f"{file}, line {number}")
+                    yield self._text(line, file, number)
 
-    def _text(self, record: Any, where: str) -> str:
+    def _text(self, line: bytes, file: Path, number: int) -> str:
+        where = f"{file}, line {number}"
+        try:
+            record = parse_json(decode_line(line, file, number))
+        except ValueError as error:
+            raise DataError(f"{where} is not JSON: {error}") from None
         if not isinstance(record, dict):
             raise DataError(f"{where}: {shown(record)} is not an object such as {{{self.column!r}: ...}}")
         if self.column not in record:
             raise DataError(
-                f"{where} has no field {self.column!r} but: {shown(', '.join(record))}; name the field of the text by "
-                "job.column"
+                f"{where} has no field {self.column!r}; the fields are {shown(', '.join(record))}; set job.column to "
+                "the field of the text"
             )
         return check_text(record[self.column], self.column, where)
 
@@ -82,29 +87,16 @@ def find_source(pattern: str, file_format: str = "auto", column: str = "text") -
     Raises:
         DataError: there is no such file, or the folder has no files.
     """
-    folder = Path(pattern)
-    if not folder.is_dir():
-        if not folder.exists():
-            return Source(tuple(find_files([pattern], "input")), file_format, column)
-        if not folder.is_file():
+    named = Path(pattern)
+    if named.is_dir():
+        files = sorted(path for path in named.iterdir() if path.is_file() and not path.name.startswith("."))
+        if not files:
+            raise DataError(f"input={pattern}: the folder has no files")
+    else:
+        files = find_files([pattern], "input") if not named.exists() else [named]
+        if named.exists() and not named.is_file():
             raise DataError(f"input={pattern} is not a regular file; a job reads its input more than once")
-        return Source((folder,), file_format, column)
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    if not files:
-        raise DataError(f"input={pattern}: the folder has no files")
     return Source(tuple(files), file_format, column)
-
-
-def _texts(file: Path) -> Iterator[str]:
-    for chunk in read_chunks(file):
-        yield from chunk.decode()
-
-
-def _parsed(line: bytes, file: Path, number: int) -> Any:
-    try:
-        return parse_json(decode_line(line, file, number))
-    except ValueError as error:
-        raise DataError(f"{file}, line {number} is not JSON: {error}") from None
 
 
 @dataclass(frozen=True)

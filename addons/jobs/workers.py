@@ -1,28 +1,23 @@
 """Workers: they are given pieces, and report what happened.
 
-In a worker, a line that fails does not take the other lines with it. The workers of ``engine=local`` are processes of
-this machine; one that dies is replaced.
+In a worker, a line that fails does not take the other lines with it.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
-from seqgen.addons.jobs.processes import Child, answering, receive_sigterm_only, sendable
 from seqgen.config.user_files import import_modules, user_modules
-from seqgen.extend import CheckpointError, ResourceError, UserError
-from seqgen.system.devices import out_of_memory
+from seqgen.extend import CheckpointError, ResourceError, UserError, out_of_memory
 
 NOT_OF_LINES = (CheckpointError, OSError, ImportError)
 """Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""
@@ -54,7 +49,6 @@ class Answers:
         tokens: number of generated tokens.
         seconds: how long the worker decoded.
         counts: what the line stages counted, by name.
-        marked: number of lines that a person should read.
     """
 
     outputs: Sequence[str]
@@ -63,7 +57,6 @@ class Answers:
     tokens: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    marked: int = 0
 
     def __add__(self, other: Answers) -> Answers:
         return Answers(
@@ -73,7 +66,6 @@ class Answers:
             self.tokens + other.tokens,
             self.seconds + other.seconds,
             self.counts + other.counts,
-            self.marked + other.marked,
         )
 
 
@@ -242,14 +234,16 @@ def start_error(error: Exception) -> Exception:
     """The error of a worker that cannot load its models, such that it can be pickled.
 
     Args:
-        error: what was raised.
+        error: what was raised and is being handled.
     """
-    if out_of_memory(error) and not isinstance(error, UserError):
+    if isinstance(error, UserError):
+        return UserError(str(error))
+    if out_of_memory(error):
         return ResourceError(
-            "memory ran out while a worker loaded the models; choose fewer workers (generation.workers, "
+            "memory ran out while a worker loaded the models; choose fewer workers (job.workers, "
             "ray.actors_per_node), or a machine with more memory"
         )
-    return sendable(error, "a worker failed to load the models")
+    return RuntimeError(f"a worker failed to load the models: {error!r}\n{traceback.format_exc()}")
 
 
 class Decoding:
@@ -354,84 +348,3 @@ class Workers(ABC):
     @abstractmethod
     def close(self) -> None:
         """End all workers immediately."""
-
-
-class _Process(Child):
-    """A worker process.
-
-    Args:
-        number: number of the worker.
-        arguments: the first arguments of ``Decoding``.
-    """
-
-    def __init__(self, number: int, arguments: tuple[Any, ...]):
-        super().__init__(_work, (*arguments, number))
-        self.number = number
-        self.ready = False
-        self.piece: Piece | None = None
-
-
-class LocalWorkers(Workers):
-    """Processes of this machine; see ``Workers``.
-
-    Args:
-        build: makes the decoder of each process.
-        count: number of processes.
-    """
-
-    kind = "a worker"
-    advice = "choose a smaller generation.workers, or see the messages above"
-
-    def __init__(self, build: Builder, count: int):
-        super().__init__(build)
-        try:
-            for number in range(count):
-                self._workers.append(_Process(number, self._arguments))
-        except BaseException:
-            self.close()
-            raise
-
-    def _send(self, worker: _Process, piece: Piece) -> None:
-        with suppress(OSError):  # it may have just died, which ``wait`` will see
-            worker.pipe.send(piece)
-
-    def wait(self, seconds: float) -> list[Event]:
-        """Wait until something happens; see ``Workers``."""
-        events: list[Event] = []
-        for one in answering(self._workers, seconds):
-            try:
-                result = one.pipe.recv()
-            except (EOFError, OSError):
-                events.append(self._replace(one))
-            else:
-                events.append(self._result(one, result, f"process {one.process.pid}"))
-        return events
-
-    def _replace(self, one: _Process) -> Died:
-        """Start a process instead of one that has died."""
-        how = one.ended(1.0)
-        one.kill()
-        died = self._died(one, how, STARTS)
-        self._workers[self._workers.index(one)] = _Process(one.number, self._arguments)
-        return died
-
-    def close(self) -> None:
-        """End all processes immediately; they have nothing that could be lost."""
-        for one in self._workers:
-            one.kill()
-
-
-def _work(pipe: Connection, modules: Sequence[tuple[str, str]], build: bytes, number: int) -> None:
-    """Main function of a process: load the models, and decode pieces until the pipe is closed."""
-    receive_sigterm_only()
-    decoding = Decoding(modules, build, number)
-    result: Any = decoding.start()
-    is_ready = isinstance(result, Ready)
-    try:
-        pipe.send(result)
-        while is_ready:
-            pipe.send(decoding.decode(pipe.recv()))
-    except EOFError:
-        return
-    except OSError:  # the job has ended
-        os._exit(1)

@@ -25,9 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import CheckpointError, shown
-from seqgen.system.error_messages import reading_errors
-from seqgen.system.reading import open_regular
+from seqgen.extend import CheckpointError, open_regular, reading_errors, shown
 
 _INT8, _FLOAT32, _INTGEMM8 = 0x101, 0x404, 0x4101
 _BYTES = {_INT8: 1, _FLOAT32: 4, _INTGEMM8: 1}

@@ -29,21 +29,7 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.marian.binary import BinaryModel
-from seqgen.checkpoints.loaders import (
-    DecodingConfig,
-    DecodingTask,
-    ForeignConfig,
-    LoadedModel,
-    Placement,
-    register_checkpoint_loader,
-)
-from seqgen.checkpoints.model_weights import build_on_meta
-from seqgen.checkpoints.run_config import read_yaml
-from seqgen.config import ReadingConfig, TrainConfig
-from seqgen.config.values import from_dict
-from seqgen.core.errors import CheckpointError, ConfigError, DataError, shown
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.config import ReadingConfig, TrainConfig, from_dict
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     MAX_IDS,
@@ -53,12 +39,36 @@ from seqgen.data.tokenizers.files import (
     TokenizerFiles,
 )
 from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.models.huggingface.weights import Layout, Piece, fill
-from seqgen.models.transformer import TransformerConfig, TransformerModel
-from seqgen.modules.inspection import num_parameters
-from seqgen.system.error_messages import reading_errors
-from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_bytes
+from seqgen.extend import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DecodingConfig,
+    DecodingTask,
+    Dictionary,
+    ForeignConfig,
+    Layout,
+    LoadedModel,
+    Piece,
+    Placement,
+    SentencePieceTokenizer,
+    Tokenizer,
+    TransformerConfig,
+    TransformerModel,
+    WhitespaceTokenizer,
+    build_on_meta,
+    is_stored,
+    load_weights,
+    num_parameters,
+    open_regular,
+    parse_yaml,
+    read_bytes,
+    read_model,
+    read_yaml,
+    reading_errors,
+    register_checkpoint_loader,
+    shown,
+)
 
 OPTIONS = "special:model.yml"
 """The name of the array with the options."""
@@ -153,7 +163,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     model.to(placement.dtype or torch.float32)
     unused = frozenset(name for name in tensors if name == OPTIONS or name.endswith(ACTIVATION_SCALE))
     layout = replace(_layout(model, config, "decoder_ff_logit_out_W" in tensors), ignored=unused)
-    fill(model, layout, files.model, placement.device, tensors)
+    load_weights(model, layout, files.model, placement.device, tensors)
     with torch.no_grad():
         for weight in (side.embed_tokens.weight for side in (model.encoder, model.decoder)):
             weight[-1] = 0
@@ -360,7 +370,7 @@ def _tokenizers(files: _Files) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of source and target, whose last token is padding; one object if both are the same."""
     source, target = files.vocabularies
     if SPM in (source.suffix, target.suffix):
-        native = [SentencePieceTokenizer(read_model(file), origin=str(file)) for file in files.vocabularies]
+        native = [SentencePieceTokenizer(read_model(file), location=str(file)) for file in files.vocabularies]
         for tokenizer, file in zip(native, files.vocabularies, strict=True):
             if tokenizer.dictionary.pad() != len(tokenizer.dictionary) - 1:
                 raise DataError(f"{file} has a token for padding, which vocabularies of Marian do not have")
@@ -379,7 +389,7 @@ def _tokenizers(files: _Files) -> tuple[Tokenizer, Tokenizer]:
         dictionary = Dictionary(tokens, pad=len(tokens) - 1, eos=tokens["</s>"], unk=tokens["<unk>"], bos=None)
         text: Tokenizer = WhitespaceTokenizer(dictionary)
         made.append(
-            text if pieces is None else SentencePieceTokenizer(read_model(pieces), dictionary, origin=str(pieces))
+            text if pieces is None else SentencePieceTokenizer(read_model(pieces), dictionary, location=str(pieces))
         )
     same = ids[0] == ids[1] and files.sentencepiece == (None, None)
     return made[0], made[0] if same else made[1]
@@ -441,7 +451,9 @@ def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:
     settings["suppress"] = [] if decoding.get("allow-unk", False) else ["<unk>"]
     settings["beam"] = decoding.get("beam-size", 12, minimum=1)
     normalize = decoding.value("normalize", 0)
-    settings["lenpen"] = 1.0 if normalize is True else decoding.get("normalize", 0.0)  # 0: the sum is not divided
+    settings["length_penalty"] = (
+        1.0 if normalize is True else decoding.get("normalize", 0.0)
+    )  # 0: the sum is not divided
     penalty = decoding.get("word-penalty", 0.0)
     return settings, [f"{decoding.path}: word-penalty={penalty:g} is ignored"] if penalty else []
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.candidates import Candidates
-from seqgen.core.component import BatchInfo
-from seqgen.core.finished import FinishedHypotheses, FirstFinished, Ranking
-from seqgen.registry import register_search
+from seqgen.extend import BatchInfo, BeamSearch, Candidates, FinishedHypotheses, FirstFinished, Ranking, register_search
 
 
 @register_search("marian")
 class MarianBeam(BeamSearch):
-    """Beam search in which each finished hypothesis leaves one beam less to continue, as in Marian.
+    """Beam search in which each finished hypothesis reduces the number of active beams by one, as in Marian.
 
     Hypotheses that reach the maximum length without end-of-sentence are cut there and compete with the others.
     """
@@ -28,7 +24,7 @@ class MarianBeam(BeamSearch):
 
 
 class MarianFinished(FirstFinished):
-    """The best candidates of a sentence either end or continue; as many as there are places without a hypothesis.
+    """Of the candidates of a sentence, the best ones end or continue: as many as places without a hypothesis.
 
     Args:
         batch: see ``FinishedHypotheses``.

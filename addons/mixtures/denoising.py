@@ -11,21 +11,26 @@ import numpy as np
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption
-from seqgen.data.record_lines import (
+from seqgen.extend import (
+    SENTINEL,
+    ConfigError,
+    DataError,
     DocumentEncoder,
     JsonFormat,
+    NoiseTokens,
+    NoisyTextDataset,
+    Objective,
     PlainFormat,
+    RawTextConfig,
+    RawTextTask,
     Records,
+    SpanCorruption,
     Template,
+    build_store,
     is_json,
+    register_task,
+    split_files,
 )
-from seqgen.data.text_datasets import NoisyTextDataset
-from seqgen.data.token_store import build_store
-from seqgen.data.tokenizers.base import SENTINEL
-from seqgen.registry import register_task
-from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 
 
 @dataclass

@@ -8,29 +8,37 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.config import option
-from seqgen.config.values import from_dict
-from seqgen.core.errors import ConfigError
-from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
-from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.record_lines import (
+from seqgen.config import from_dict, option
+from seqgen.extend import (
+    SPLITS,
+    AddedTokens,
+    ConfigError,
+    JoinedDataset,
     JsonFormat,
+    PairDataset,
     PlainFormat,
+    RawTextConfig,
+    RawTextTask,
     RecordFormat,
     Records,
+    Side,
     Template,
+    Tokenizer,
     TsvFormat,
+    check_split,
+    find_files,
+    find_parallel,
     is_json,
+    missing_split,
+    mixing_rates,
+    parse_yaml,
+    read_bytes,
     read_fields,
     read_header,
+    register_task,
+    write_atomically,
 )
-from seqgen.data.text import find_files, find_parallel
-from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.registry import register_task
-from seqgen.system.files import is_frozen, write_atomically
-from seqgen.system.reading import parse_yaml, read_bytes
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split, missing_split
+from seqgen.system.files import is_frozen
 
 
 @dataclass
@@ -100,7 +108,7 @@ class MixtureSource:
         fields = self.input.fields
         if len(fields) != 1:
             raise ConfigError(
-                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so that one line "
+                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so one line "
                 "of text cannot fill it; write complete inputs, and remove dataset.gen_source"
             )
         return self.input.render({fields[0]: line})

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.addons.t5gemma.model import T5GemmaConfig, T5GemmaModel
-from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.core.errors import CheckpointError, ConfigError, shown
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.extend import (
+    CheckpointError,
+    ConfigError,
+    DecodingConfig,
+    DecodingTask,
+    Layout,
+    Piece,
+    Tokenizer,
+    shown,
+    stacked_pieces,
+)
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
-from seqgen.models.huggingface.weights import Layout, Piece, stacked
 
 SIDES = ("encoder", "decoder")
 OUTPUT, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
@@ -285,7 +292,7 @@ def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:
     """The weights of a layer's feed-forward network and of its norms."""
     foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
     gate = [f"{foreign}.mlp.gate_proj.weight", f"{foreign}.mlp.up_proj.weight"]
-    pieces = stacked(gate, f"{local}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
+    pieces = stacked_pieces(gate, f"{local}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
     pieces[f"{foreign}.mlp.down_proj.weight"] = Piece(f"{local}.feed_forward.wo.weight")
     return pieces | _norms(foreign, "self_attn", local, "self_attn") | _norms(foreign, "feedforward", local, "final")
 
@@ -313,7 +320,7 @@ def projections(cfg: T5GemmaConfig, side: str, foreign: str, local: str, reads_s
         query, key, value, out = (f"{foreign}.{letter}_proj.{kind}" for letter in "qkvo")
         if reads_source:
             pieces[query] = Piece(f"{local}.q_proj.{kind}")
-            pieces |= stacked([key, value], f"{local}.kv_proj.{kind}", shared)
+            pieces |= stacked_pieces([key, value], f"{local}.kv_proj.{kind}", shared)
         else:
             parts = {query: (0, rows), key: (rows, rows + shared), value: (rows + shared, rows + 2 * shared)}
             pieces |= {name: Piece(f"{local}.in_proj.{kind}", part) for name, part in parts.items()}

@@ -9,11 +9,8 @@ from typing import Any
 from seqgen.addons.t5gemma.layout import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
 from seqgen.addons.t5gemma.model import FULL, SLIDING
 from seqgen.addons.t5gemma.model2 import PATTERN, T5Gemma2Config, T5Gemma2Model
-from seqgen.checkpoints.loaders import DecodingTask
-from seqgen.core.errors import ConfigError
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.extend import ConfigError, DecodingTask, Layout, Piece, Tokenizer
 from seqgen.models.huggingface.architecture import JSONConfig
-from seqgen.models.huggingface.weights import Layout, Piece
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 """The prefixes of the names of weights that compute features of images."""

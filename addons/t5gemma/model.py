@@ -10,23 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.encoder import Encoder
-from seqgen.core.errors import ConfigError, shown
-from seqgen.core.incremental_state import StateDict
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import EncoderOut, Segments
-from seqgen.data.vocabularies import Vocabularies, embedding_sizes
-from seqgen.modules.attention import soft_capped
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.positions import RotaryPositions, Rotation
-from seqgen.modules.projected_output import ProjectedOutput
-from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.transformer_layer import ACTIVATIONS
-from seqgen.registry import register_model
+from seqgen.extend import (
+    ACTIVATIONS,
+    AttentionLayer,
+    ConfigError,
+    Dropout,
+    EncoderDecoderModel,
+    LayerDropList,
+    LayeredDecoder,
+    LayeredEncoder,
+    LayerStack,
+    Linear,
+    MultiheadAttention,
+    QueryPositions,
+    RMSNorm,
+    RotaryPositions,
+    Vocabularies,
+    embedding_sizes,
+    register_model,
+    shown,
+    soft_capped,
+)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers: self-attention to a window of positions, or to all."""
@@ -44,8 +48,8 @@ class T5GemmaConfig:
     encoder_intermediate_size: int = option(9216, "hidden size of the encoder's feed-forward layers", minimum=1)
     encoder_layers: int = option(26, "number of encoder layers", minimum=1)
     encoder_attention_heads: int = option(8, "number of attention heads in the encoder", minimum=1)
-    encoder_key_value_heads: int = option(4, "heads of keys and values in the encoder, each of a group", minimum=1)
-    encoder_head_dim: int = option(256, "dimension of an attention head in the encoder, even", minimum=2)
+    encoder_key_value_heads: int = option(4, "number of key/value heads in the encoder (grouped queries)", minimum=1)
+    encoder_head_dim: int = option(256, "dimension of an attention head in the encoder; an even number", minimum=2)
     encoder_query_pre_attn_scalar: int = option(
         256, "scores of attention in the encoder are divided by the square root of this number", minimum=1
     )
@@ -60,14 +64,14 @@ class T5GemmaConfig:
     decoder_intermediate_size: int = option(9216, "hidden size of the decoder's feed-forward layers", minimum=1)
     decoder_layers: int = option(26, "number of decoder layers", minimum=1)
     decoder_attention_heads: int = option(8, "number of attention heads in the decoder", minimum=1)
-    decoder_key_value_heads: int = option(4, "heads of keys and values in the decoder, each of a group", minimum=1)
-    decoder_head_dim: int = option(256, "dimension of an attention head in the decoder, even", minimum=2)
+    decoder_key_value_heads: int = option(4, "number of key/value heads in the decoder (grouped queries)", minimum=1)
+    decoder_head_dim: int = option(256, "dimension of an attention head in the decoder; an even number", minimum=2)
     decoder_query_pre_attn_scalar: int = option(
         256, "scores of attention in the decoder are divided by the square root of this number", minimum=1
     )
     decoder_rope_theta: float = option(10000.0, "base of the rotary positions in the decoder", minimum=1e-6)
     decoder_sliding_window: int = option(
-        4096, "positions to which a sliding layer of the decoder attends, itself included", minimum=1
+        4096, "positions to which a sliding layer of the decoder attends, the current one included", minimum=1
     )
     decoder_layer_types: list[str] = option(
         [], "sliding_attention or full_attention for each decoder layer; empty to alternate, sliding first"
@@ -76,8 +80,8 @@ class T5GemmaConfig:
         "gelu_accurate", "activation function of the gates in the feed-forward layers", choices=sorted(ACTIVATIONS)
     )
     attention_bias: bool = option(False, "add a bias to the projections of attention")
-    attn_logit_softcapping: float = option(50.0, "bound of the scores of attention; 0 for none", minimum=0)
-    final_logit_softcapping: float = option(30.0, "bound of the logits; 0 for none", minimum=0)
+    attn_logit_softcapping: float = option(50.0, "soft cap of the attention scores; 0 for none", minimum=0)
+    final_logit_softcapping: float = option(30.0, "soft cap of the logits; 0 for none", minimum=0)
     rms_norm_eps: float = option(1e-6, "constant added to the mean square in RMS normalization", minimum=0)
     dropout_rate: float = option(0.0, "dropout probability of features", minimum=0, maximum=0.99)
     attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)
@@ -174,12 +178,12 @@ class T5GemmaFeedForward(nn.Module):
         return projected
 
 
-class T5GemmaEncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network, each with normalization before and after it and a residual connection.
+class T5GemmaEncoderLayer(AttentionLayer):
+    """Self-attention and the feed-forward network, each normalized before and after it, with a residual connection.
 
     Args:
         cfg: the configuration.
-        side: ``encoder``, or ``decoder`` in a derived class.
+        side: ``"encoder"`` or ``"decoder"``.
     """
 
     attention_class: type[MultiheadAttention] = MultiheadAttention
@@ -195,83 +199,24 @@ class T5GemmaEncoderLayer(nn.Module):
         self.final_post_norm = t5gemma_norm(cfg, side)
         self.dropout = Dropout(cfg.dropout_rate)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
-        """Transform each position.
-
-        Args:
-            x: ``(N, S, C)``.
-            mask: mask of self-attention, see ``MultiheadAttention``.
-            rotation: the rotation of the positions.
-
-        Returns:
-            ``(N, S, C)``; values at padded positions are undefined.
-        """
-        attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=mask, rotation=rotation)
-        return self._feed_forward(self.dropout.residual(x, self.self_attn_post_norm(attended)))
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        transformed = self.feed_forward(self.final_layer_norm(x))
-        return self.dropout.residual(x, self.final_post_norm(transformed))
+    def _after(self, part: str, x: Tensor, update: Tensor) -> Tensor:
+        return self.dropout.residual(x, getattr(self, f"{part}_post_norm")(update))
 
 
 class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
-    """Causal self-attention, encoder-decoder attention and a feed-forward network; see ``T5GemmaEncoderLayer``.
+    """Causal self-attention, encoder-decoder attention and the feed-forward network, as in ``T5GemmaEncoderLayer``.
 
     Args:
         cfg: the configuration.
     """
+
+    has_encoder_attn = True
 
     def __init__(self, cfg: T5GemmaConfig):
         super().__init__(cfg, "decoder")
         self.encoder_attn = _attention(cfg, "decoder", MultiheadAttention, encoder_dim=cfg.encoder_hidden_size)
         self.encoder_attn_layer_norm = t5gemma_norm(cfg, "decoder")
         self.encoder_attn_post_norm = t5gemma_norm(cfg, "decoder")
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        rotation: Rotation,
-        encoder_out: Tensor,
-        encoder_padding_mask: Tensor | None,
-        *,
-        encoder_attn_mask: Tensor | None = None,
-        incremental_state: StateDict | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform each new position.
-
-        Args:
-            x: ``(N, T, C)``.
-            mask: mask of self-attention; ``None`` for a plain causal mask.
-            rotation: the rotation of the new positions.
-            encoder_out: ``(N or sentences, S, encoder_hidden_size)``.
-            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
-            encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
-            incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether to return the attention weights over the source.
-
-        Returns:
-            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
-        """
-        attended, _ = self.self_attn(
-            self.self_attn_layer_norm(x),
-            attn_mask=mask,
-            is_causal=mask is None,
-            rotation=rotation,
-            incremental_state=incremental_state,
-        )
-        x = self.dropout.residual(x, self.self_attn_post_norm(attended))
-        attended, weights = self.encoder_attn(
-            self.encoder_attn_layer_norm(x),
-            encoder_out,
-            key_padding_mask=encoder_padding_mask,
-            attn_mask=encoder_attn_mask,
-            incremental_state=incremental_state,
-            need_weights=need_weights,
-        )
-        x = self.dropout.residual(x, self.encoder_attn_post_norm(attended))
-        return self._feed_forward(x), weights
 
 
 def _attention(cfg: T5GemmaConfig, side: str, kind: type[MultiheadAttention], **options: Any) -> MultiheadAttention:
@@ -300,7 +245,47 @@ def t5gemma_norm(cfg: T5GemmaConfig, side: str) -> RMSNorm:
     return RMSNorm(getattr(cfg, f"{side}_hidden_size"), cfg.rms_norm_eps, zero_centered=True)
 
 
-class T5GemmaEncoder(Encoder):
+class T5GemmaStack(LayerStack):
+    """Embeddings, rotary positions, layers and the last norm, which encoder and decoder share.
+
+    Args:
+        cfg: the configuration.
+        side: ``"encoder"`` or ``"decoder"``.
+        embed_tokens: the embedding.
+        layer_class: the class of the layers.
+    """
+
+    def __init__(
+        self, cfg: T5GemmaConfig, side: str, embed_tokens: nn.Embedding, layer_class: type[T5GemmaEncoderLayer]
+    ):
+        super().__init__()
+        self.cfg = cfg
+        self.embed_tokens = embed_tokens
+        self.rotary = nn.ModuleList(cfg.rotary_positions(side))
+        self.layer_types = cfg.layer_types(side)
+        self.layers = LayerDropList(0.0, [layer_class(cfg) for _ in self.layer_types])
+        self.layer_norm = t5gemma_norm(cfg, side)
+        self.dropout = Dropout(cfg.dropout_rate)
+
+    def embed(self, tokens: Tensor, queries: QueryPositions) -> Tensor:
+        """Embeddings times the square root of their dimension, which is rounded to their dtype.
+
+        They are float32 in a float16 model, because sums over many layers exceed the range of float16.
+        """
+        embedded = self.embed_tokens(tokens)
+        scale = torch.full((), embedded.size(-1) ** 0.5, dtype=embedded.dtype, device=embedded.device)
+        scaled = embedded * scale
+        dropped: Tensor = self.dropout(scaled.float() if scaled.dtype == torch.float16 else scaled)
+        return dropped
+
+    def layer_options(self, queries: QueryPositions) -> list[dict[str, Any]]:
+        """The rotation of each layer; layers with the same positions share it."""
+        like = self.embed_tokens.weight
+        made = {positions: positions(queries, like) for positions in dict.fromkeys(self.rotary)}
+        return [{"rotation": made[positions]} for positions in self.rotary]
+
+
+class T5GemmaEncoder(T5GemmaStack, LayeredEncoder):
     """T5Gemma encoder.
 
     Args:
@@ -310,25 +295,8 @@ class T5GemmaEncoder(Encoder):
     """
 
     def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding, padding_idx: int):
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg, "encoder", embed_tokens, T5GemmaEncoderLayer)
         self.padding_idx = padding_idx
-        self.embed_tokens = embed_tokens
-        self.rotary = nn.ModuleList(cfg.rotary_positions("encoder"))
-        self.layer_types = cfg.layer_types("encoder")
-        self.layers = nn.ModuleList(T5GemmaEncoderLayer(cfg) for _ in range(cfg.encoder_layers))
-        self.layer_norm = t5gemma_norm(cfg, "encoder")
-        self.dropout = Dropout(cfg.dropout_rate)
-
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
-        padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
-        queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
-        x = self.dropout(_scaled(self.embed_tokens(src_tokens)))
-        rotations = _rotations(self.rotary, queries, self.embed_tokens.weight)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, self.self_attention_mask(queries, index), rotations[index])
-        return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
         """The mask of self-attention in one layer.
@@ -346,12 +314,8 @@ class T5GemmaEncoder(Encoder):
         distances = queries.distances
         return queries.once(self, lambda: queries.restrict((distances <= left) & (distances >= -right)))
 
-    def max_positions(self) -> int:
-        """The longest source, in tokens with end-of-sentence."""
-        return self.cfg.max_source_positions
 
-
-class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
+class T5GemmaDecoder(T5GemmaStack, LayeredDecoder):
     """T5Gemma decoder.
 
     Args:
@@ -359,60 +323,16 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
         embed_tokens: the embedding of the target.
     """
 
-    shares_encoder_output = True
-    reads_history = False
-    can_roll_back = True
-    can_merge = True
     layer_class: type[T5GemmaEncoderLayer] = T5GemmaDecoderLayer
     """The class of the layers, for a subclass whose layers differ."""
 
     def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding):
-        super().__init__()
-        self.cfg = cfg
-        self.embed_tokens = embed_tokens
-        self.rotary = nn.ModuleList(cfg.rotary_positions("decoder"))
-        self.layer_types = cfg.layer_types("decoder")
-        self.layers = nn.ModuleList(self.layer_class(cfg) for _ in range(cfg.decoder_layers))
-        self.layer_norm = t5gemma_norm(cfg, "decoder")
-        self.dropout = Dropout(cfg.dropout_rate)
+        super().__init__(cfg, "decoder", embed_tokens, self.layer_class)
         self.output_projection = Linear(cfg.decoder_hidden_size, embed_tokens.num_embeddings, bias=False)
         if cfg.tie_word_embeddings:
             self.output_projection.weight = embed_tokens.weight
         else:
             nn.init.normal_(self.output_projection.weight, std=INIT_STD)
-
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: EncoderOut,
-        incremental_state: StateDict | None = None,
-        need_attention: bool = False,
-        segments: Segments | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
-
-        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
-        """
-        seen = self.positions_seen(incremental_state)
-        tokens = prev_output_tokens[:, seen:]
-        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
-        encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
-        x = self.dropout(_scaled(self.embed_tokens(tokens)))
-        rotations = _rotations(self.rotary, queries, self.embed_tokens.weight)
-        attention = None
-        for index, layer in enumerate(self.layers):
-            x, attention = layer(
-                x,
-                self.self_attention_mask(queries, index),
-                rotations[index],
-                encoder_out.encoder_out,
-                encoder_out.encoder_padding_mask,
-                encoder_attn_mask=encoder_mask,
-                incremental_state=incremental_state,
-                need_weights=need_attention and index == len(self.layers) - 1,
-            )
-        self.advance(incremental_state, tokens.size(1))
-        return self.dropout(self.layer_norm(x)), attention
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
         """The mask of self-attention in one layer.
@@ -428,7 +348,7 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
         window = self.cfg.decoder_sliding_window
         if self.layer_types[layer] == SLIDING and queries.seen + queries.new > window:
             return queries.once(self, lambda: queries.restrict(queries.distances < window))
-        return None if queries.is_plain_causal else queries.allowed
+        return super().self_attention_mask(queries, layer)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project features ``(..., C)`` to soft-capped logits ``(..., V)``."""
@@ -446,10 +366,6 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
     def _capped(self, logits: Tensor) -> Tensor:
         bound = self.cfg.final_logit_softcapping
         return soft_capped(logits, bound) if bound else logits
-
-    def max_positions(self) -> int:
-        """The longest target, in tokens with end-of-sentence."""
-        return self.cfg.max_target_positions
 
 
 @register_model("t5gemma", config=T5GemmaConfig, presets={"t5gemma_tiny": T5GemmaConfig(**TINY)})
@@ -500,19 +416,3 @@ class T5GemmaModel(EncoderDecoderModel):
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""
         return task_eos if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
-
-
-def _rotations(rotary: nn.ModuleList, queries: QueryPositions, like: Tensor) -> list[Rotation]:
-    """The rotation of each layer, computed once for all layers that share it."""
-    made = {positions: positions(queries, like) for positions in dict.fromkeys(rotary)}
-    return [made[positions] for positions in rotary]
-
-
-def _scaled(embedded: Tensor) -> Tensor:
-    """The residual stream: embeddings times the square root of their dimension, which is rounded to their dtype.
-
-    It is float32 in a float16 model, because sums over many layers exceed the range of float16.
-    """
-    scale = torch.full((), embedded.size(-1) ** 0.5, dtype=embedded.dtype, device=embedded.device)
-    scaled = embedded * scale
-    return scaled.float() if scaled.dtype == torch.float16 else scaled

@@ -22,12 +22,15 @@ from seqgen.addons.t5gemma.model import (
     T5GemmaModel,
 )
 from seqgen.config import option
-from seqgen.core.errors import ConfigError
-from seqgen.data.vocabularies import Vocabularies, check_joined
-from seqgen.modules.multihead_attention import MergedAttention
-from seqgen.modules.positions import RotaryPositions, Rotation
-from seqgen.modules.rms_norm import RMSNorm
-from seqgen.registry import register_model
+from seqgen.extend import (
+    ConfigError,
+    MergedAttention,
+    RMSNorm,
+    RotaryPositions,
+    Vocabularies,
+    check_joined,
+    register_model,
+)
 
 PATTERN = 6
 """Every sixth layer attends to all positions, unless a configuration names the types of layers."""
@@ -39,13 +42,13 @@ class T5Gemma2Config(T5GemmaConfig):
 
     encoder_rope_theta: float = option(1e6, "base of the rotary positions in full layers of the encoder", minimum=1e-6)
     encoder_rope_factor: float = option(1.0, "divisor of the positions in full layers of the encoder", minimum=1e-6)
-    encoder_local_rope_theta: float = option(1e4, "encoder_rope_theta of its sliding layers", minimum=1e-6)
+    encoder_local_rope_theta: float = option(1e4, "the same base in sliding layers of the encoder", minimum=1e-6)
     encoder_sliding_window: int = option(4096, "positions to which a sliding encoder layer attends", minimum=1)
     decoder_rope_theta: float = option(1e6, "base of the rotary positions in full layers of the decoder", minimum=1e-6)
     decoder_rope_factor: float = option(1.0, "divisor of the positions in full layers of the decoder", minimum=1e-6)
-    decoder_local_rope_theta: float = option(1e4, "decoder_rope_theta of its sliding layers", minimum=1e-6)
-    attn_logit_softcapping: float = option(0.0, "bound of the scores of attention; 0 for none", minimum=0)
-    final_logit_softcapping: float = option(0.0, "bound of the logits; 0 for none", minimum=0)
+    decoder_local_rope_theta: float = option(1e4, "the same base in sliding layers of the decoder", minimum=1e-6)
+    attn_logit_softcapping: float = option(0.0, "soft cap of the attention scores; 0 for none", minimum=0)
+    final_logit_softcapping: float = option(0.0, "soft cap of the logits; 0 for none", minimum=0)
     tie_word_embeddings: bool = option(True, "use one matrix as both embeddings and as the output projection")
     end_of_image_id: int = option(-1, "id of the token with a separate embedding; -1 for none", minimum=-1)
 
@@ -92,14 +95,10 @@ class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
     def __init__(self, cfg: T5Gemma2Config):
         super().__init__(cfg, "decoder")
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, mask: Tensor | None, rotation: Rotation, *source: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform each new position; see ``T5GemmaDecoderLayer.forward`` and ``MergedAttention.forward``."""
-        attended, weights = self.self_attn(
-            self.self_attn_layer_norm(x), *source, mask, is_causal=mask is None, rotation=rotation, **options
-        )
-        return self._feed_forward(self.dropout.residual(x, self.self_attn_post_norm(attended))), weights
+    def forward(self, x: Tensor, *arguments: Tensor | None, **options: Any) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """Transform each new position; see ``AttentionLayer``. The weights are those of the source."""
+        attended, weights = self.self_attn(self._before("self_attn", x), *arguments, **options)
+        return self._transformed(self._after("self_attn", x, attended)), weights
 
 
 class T5Gemma2Embedding(nn.Embedding):

@@ -11,42 +11,58 @@ from typing import Any
 
 import torch
 
+from seqgen import load_models
 from seqgen.addons.traces.difference import (
     Decode,
     Difference,
     InspectedModels,
-    Lines,
     LineTrace,
     differing_keys,
     first_difference,
     keys_of_difference,
 )
-from seqgen.checkpoints.loading import load_models
-from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.commands import tool
-from seqgen.cli.line_decoding import check_plain_text
-from seqgen.cli.output import check_output, write_report
-from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
-from seqgen.config.compose import compose_given
-from seqgen.config.values import split_argument, value_text
-from seqgen.core.errors import CheckpointError, ConfigError, nearest
-from seqgen.data.text import read_lines, stream_lines
-from seqgen.registry import DECODING_COMPONENTS
-from seqgen.system.error_messages import printable
-from seqgen.text.input_line import with_prefixes
-from seqgen.text.languages import TextModel
+from seqgen.config import (
+    INPUT,
+    CommonConfig,
+    FastConfig,
+    GenerationConfig,
+    ReadingConfig,
+    keys_tagged,
+    option,
+    value_text,
+)
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    Arguments,
+    CheckpointError,
+    ConfigError,
+    check_output,
+    check_plain_text,
+    compose_given,
+    log,
+    nearest,
+    printable,
+    read_lines,
+    run,
+    set_up_device,
+    split_argument,
+    stream_lines,
+    with_prefixes,
+    write_report,
+)
 
 DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints their scores, and keys, versions and data that
 differ. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes differ,
 and the key, optimization or model that causes it. The second decode has the models of other=B. KEY=VALUE sets a key for
 both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for the second. If both have the same models and
-settings, the second decode turns all optimizations off (every debug key). Exit code: 0 if the runs were shown or the
+settings, the second decode turns all optimizations off (every fast key). Exit code: 0 if the runs were shown or the
 decodes are the same, 1 if they differ."""
 
 SIDES = ("first", "other")
 """The names of the two decodes; ``NAME.KEY=VALUE`` sets a key for one of them only."""
 
-OF_ONE_SIDE = ("generation", "debug", "reading", *DECODING_COMPONENTS)
+OF_ONE_SIDE = ("generation", "fast", "reading", *DECODING_COMPONENTS)
 """The groups whose keys can be set for one decode only."""
 
 LINES = 256
@@ -59,7 +75,7 @@ class DiffConfig:
 
     runs: list[str] = option([], "two run folders to compare; runs= may be left out", role="input_path")
     json: str = option(
-        "", "of two runs: file for the JSON form; - for standard output, not the table", role="output_path"
+        "", "of two runs: file for JSON; - for standard output, in place of the table", role="output_path"
     )
 
     path: list[str] = option(
@@ -72,41 +88,41 @@ class DiffConfig:
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
+    fast: FastConfig = field(default_factory=FastConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-
-    def work(cfg: DiffConfig, arguments: Arguments) -> int:
-        prefixed = arguments.prefixed
-        if cfg.runs:
-            return diff_runs(
-                cfg, [*arguments.overrides, *(f"{side}.{key}" for side in SIDES for key in prefixed[side])]
-            )
-        return diff_decodes(cfg, arguments.overrides, prefixed)
-
-    run(DiffConfig, work, DESCRIPTION, argv, pass_arguments=True, words="runs", prefixes=SIDES)
+    run(DiffConfig, diff, DESCRIPTION, argv, pass_arguments=True, words="runs", prefixes=SIDES)
 
 
-def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
-    """Show how two runs differ.
+def diff(cfg: DiffConfig, arguments: Arguments) -> int:
+    """Show how two runs or two decodes differ.
 
     Args:
-        cfg: the whole configuration.
-        arguments: all ``key=value`` arguments.
+        cfg: the configuration that both decodes share.
+        arguments: its arguments, and those of one decode only.
 
     Returns:
-        The exit code.
+        The exit code: 0 if runs are shown, or without a difference between decodes; 1 with one.
 
     Raises:
-        UserError: a folder or key cannot be used.
+        UserError: a key, model, file or folder cannot be used, or the decodes cannot be compared.
     """
+    if not cfg.runs:
+        return _diff_decodes(cfg, arguments.overrides, arguments.prefixed)
+    prefixed = [f"{side}.{key}" for side, keys in arguments.prefixed.items() for key in keys]
+    _diff_runs(cfg, [*arguments.overrides, *prefixed])
+    return 0
+
+
+def _diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> None:
+    """Show how two runs differ, given all ``key=value`` arguments."""
     for key in (split_argument(argument)[0] for argument in arguments):
         if key not in ("runs", "json") and not key.startswith("common."):
             raise ConfigError(
-                f"{cfg.runs[0]} is a run to compare with another, but {key} is a key of two decodes; give two run "
-                "folders, or path=RUN other=RUN input=FILE"
+                f"{cfg.runs[0]} is a run to compare with another, but {key} is for comparing two decodes; give two "
+                "run folders, or path=RUN other=RUN input=FILE"
             )
     if cfg.json:
         check_output("json", cfg.json)
@@ -116,23 +132,10 @@ def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
         names = ", ".join(run.name for run in runs)
         raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")
     write_report(tables.text_table(runs), tables.as_dict(runs), cfg.json)
-    return 0
 
 
-def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, list[str]]) -> int:
-    """Compare two decodes.
-
-    Args:
-        cfg: the configuration that both decodes share.
-        shared: the ``key=value`` arguments for both decodes.
-        prefixed: the ``key=value`` arguments for one decode only, by the decode's name.
-
-    Returns:
-        The exit code: 0 without a difference, 1 with one.
-
-    Raises:
-        UserError: a key, model or file cannot be used, or the decodes cannot be compared.
-    """
+def _diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, list[str]]) -> int:
+    """Compare two decodes, given the ``key=value`` arguments of both, and those of one decode by its name."""
     if cfg.json:
         raise ConfigError(f"json={cfg.json} has no effect on two decodes; remove it")
     if not cfg.path or not cfg.input:
@@ -149,13 +152,13 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, lis
     first, other = _decodes(sides, device)
     if first.models is other.models and first.settings == other.settings:
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
-        switches = {f"debug.{key}": value for key, value in vars(DebugConfig.off()).items()}
+        switches = {f"fast.{key}": value for key, value in vars(FastConfig.off()).items()}
         other = replace(other, settings=other.models.resolve({**sides[1][1], **switches}))
     size = cfg.generation.buffer_size or LINES
     for start in range(0, len(pairs), size):
-        lines = Lines(start, pairs[start : start + size])
+        lines = dict(enumerate(pairs[start : start + size], start))
         traces = [decode.models.decode(decode.settings.values, lines) for decode in (first, other)]
-        for number in range(start, start + len(lines.pairs)):
+        for number in lines:
             one, two = (found[number] for found in traces)
             if difference := first_difference(one, two, cfg.tolerance):
                 keys = keys_of_difference(first, other, lines, number, difference, cfg.tolerance)
@@ -183,10 +186,11 @@ def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     config, given = compose_given(DiffConfig, overrides)
     if "generation.nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
-    if config.generation.input_split == "sentences":
-        raise ConfigError(
-            "generation.input_split=sentences cannot be compared step by step; give one sentence in each line"
-        )
+    for key in keys_tagged(INPUT):
+        if value := getattr(config.generation, key):
+            raise ConfigError(
+                f"generation.{key}={value} cannot be compared step by step; give one sentence in each line"
+            )
     return config, given
 
 
@@ -199,10 +203,10 @@ def _read(path: str) -> Iterator[str]:
 def _decodes(sides: Sequence[tuple[DiffConfig, dict[str, Any]]], device: torch.device) -> list[Decode]:
     """Load the models, only once if both decodes have the same ones."""
     (first, _), (other, _) = sides
-    models = [InspectedModels(partial(_load, first.path, first.reading, device))]
+    models = [InspectedModels(partial(load_models, first.path, device, first.reading, note=log))]
     paths = other.other or first.path
     same = (paths, other.reading) == (first.path, first.reading)
-    models.append(models[0] if same else InspectedModels(partial(_load, paths, other.reading, device)))
+    models.append(models[0] if same else InspectedModels(partial(load_models, paths, device, other.reading, note=log)))
     pairs = zip(models, sides, strict=True)
     decodes = [Decode(loaded, loaded.resolve(given)) for loaded, (_, given) in pairs]
     one, two = (decode.dictionary for decode in decodes)
@@ -212,13 +216,6 @@ def _decodes(sides: Sequence[tuple[DiffConfig, dict[str, Any]]], device: torch.d
             "cannot be compared; give models with the same target vocabulary"
         )
     return decodes
-
-
-def _load(paths: Sequence[str], reading: ReadingConfig, device: torch.device) -> Sequence[TextModel]:
-    loaded = load_models(paths, device, reading)
-    for note in (note for item in loaded for note in item.notes):
-        log(note)
-    return loaded
 
 
 OUTCOMES = {
@@ -292,8 +289,8 @@ def _cause(decodes: tuple[Decode, Decode], found: Difference, keys: Sequence[str
             f"cause: {', '.join(_key(key, decodes) for key in keys)}",
             f"  with the other decode's {values}, the first decode agrees with it up to this difference",
         ]
-        if all(key.startswith("debug.") for key in keys) and not found.tie:
-            lines.append("  an optimization changes rounding only, so it has a bug, unless the dtype is a short one")
+        if all(key.startswith("fast.") for key in keys) and not found.tie:
+            lines.append("  an optimization changes rounding only, so it has a bug, unless the dtype is low-precision")
         return lines
     if decodes[0].models is not decodes[1].models:
         return ["cause: the models; with all keys of the other decode, the first models still differ from its models"]
@@ -305,5 +302,5 @@ def _key(key: str, decodes: tuple[Decode, Decode]) -> str:
     both = [decode.settings for decode in decodes]
     values = (settings.values.get(key) for settings in both)
     one, two = ("not set" if value is None else value_text(value) or '""' for value in values)
-    given = not key.startswith("generation.") or any(each.settings.origin(key) != "default" for each in both)
+    given = not key.startswith("generation.") or any(each.settings.layer_of(key) != "default" for each in both)
     return f"{key} ({one} | {two}{'' if given else ', taken from the model'})"

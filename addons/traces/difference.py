@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from seqgen import Translator
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import StepTrace, TracedSteps
-from seqgen.config import TraceConfig
-from seqgen.config.settings import ResolvedSettings
-from seqgen.core.errors import ConfigError, UserError
-from seqgen.core.session import has_steps
-from seqgen.data.dictionary import Dictionary
-from seqgen.text.languages import TextModel
-from seqgen.text.results import TextHypothesis
-from seqgen.text.translator import Translator
+from seqgen.config import ResolvedSettings, TraceConfig
+from seqgen.extend import ConfigError, Dictionary, TextHypothesis, TextModel, UserError, has_steps
 
-
-@dataclass(frozen=True)
-class Lines:
-    """Consecutive lines of the input.
-
-    Attributes:
-        first: number of the first line, from 0.
-        pairs: each line, with the forced beginning of its output.
-    """
-
-    first: int
-    pairs: Sequence[tuple[str, str]]
+Lines: TypeAlias = Mapping[int, tuple[str, str]]
+"""Consecutive lines of the input by their number, from 0: each with the forced beginning of its output."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +50,7 @@ class InspectedModels:
         dtype = "" if dtype == "float32" else dtype
         if dtype not in self.translators:
             translator = Translator(list(self.load()), dtype=dtype)
-            if translator.by_agreement:
+            if not translator.shares_vocabulary:
                 raise ConfigError(
                     "the steps of members with different target vocabularies cannot be recorded; give models with the "
                     "same target vocabulary"
@@ -105,8 +90,8 @@ class InspectedModels:
         tracer = Tracer(TraceConfig(sentences=0, members=False, forbidden=False), setup, lambda number: ())
         if has_steps(setup.search):
             whole["generation.observers"] = [*values["generation.observers"], tracer]
-        texts, prefixes = zip(*lines.pairs, strict=True)
-        found = translator.prepare(**whole).translate(texts, prefixes, len(texts), lines.first)
+        texts, prefixes = zip(*lines.values(), strict=True)
+        found = translator.prepare(**whole).translate(texts, prefixes, len(lines), min(lines))
         return {item.id: LineTrace(tracer.steps(item.id), item.hypotheses) for item in found}
 
 
@@ -142,11 +127,6 @@ class Difference:
     size: float
     tie: bool = False
 
-    def precedes(self, other: Difference | None) -> bool:
-        """True if another difference is at a later step; ``None`` stands for no difference."""
-        steps = [float("inf") if found is None or found.step is None else found.step for found in (self, other)]
-        return other is None or steps[0] < steps[1]
-
 
 def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Difference | None:
     """Compare two decodes of a line step by step, then their n-best lists.
@@ -163,7 +143,7 @@ def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Diff
         The first difference; ``None`` if there is none.
     """
     if one.steps and other.steps:
-        beams = [_first_beams(one.steps[0]), _first_beams(other.steps[0])]
+        beams: list[list[tuple[int, ...]]] = [[()] * (1 + max(trace.steps[0].beams)) for trace in (one, other)]
         for step in range(max(len(one.steps), len(other.steps))):
             if step >= min(len(one.steps), len(other.steps)):
                 return Difference(step, 0, DONE, float("inf"))
@@ -172,10 +152,6 @@ def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Diff
                 return found
             beams = [a.next_beams(), b.next_beams()]
     return nbest_difference(one.hypotheses, other.hypotheses, tolerance)
-
-
-def _first_beams(step: StepTrace) -> list[tuple[int, ...]]:
-    return [()] * (1 + max(step.beams))
 
 
 class _Candidates:
@@ -314,10 +290,13 @@ def keys_of_difference(
             changed = first.models.decode(values, lines)[line]
         except UserError:
             return False  # the values exclude each other
-        return difference.precedes(first_difference(changed, wanted, tolerance))
+        found = first_difference(changed, wanted, tolerance)
+        if found is None or difference.step is None:
+            return found is None
+        return found.step is None or found.step > difference.step
 
     # use_cache=false makes the other switches of the cache ineffective, so it is tried after these narrower ones
-    keys = sorted(differing_keys(one, two), key=lambda key: key == "debug.use_cache")
+    keys = sorted(differing_keys(one, two), key=lambda key: key == "fast.use_cache")
     if not keys or not agrees(keys):
         return []
     if alone := next((key for key in keys if agrees([key])), ""):

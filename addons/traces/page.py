@@ -18,7 +18,7 @@ from typing import Any
 
 from seqgen.addons.traces.records import OUTCOMES, SentenceTrace, StepTrace
 from seqgen.addons.traces.trace import Trace
-from seqgen.core.observers import Outcome
+from seqgen.extend import Outcome
 
 _DIGITS = 9
 """Significant digits of scores in the page."""

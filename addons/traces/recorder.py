@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from seqgen.addons.traces.records import LETTERS, ForbiddenToken, StepTrace
 from seqgen.config import TraceConfig
-from seqgen.core.component import FORBIDDEN, MEMBER_LPROBS
-from seqgen.core.observers import Observer, Outcome, StepRecord
-from seqgen.core.setup import DecodingSetup
+from seqgen.extend import FORBIDDEN, MEMBER_LPROBS, DecodingSetup, Observer, Outcome, StepRecord
 
 
 class FollowedReference:
@@ -95,7 +93,7 @@ class Tracer(Observer):
                 tokens=tokens[row],
                 beams=beams[row],
                 outcomes=letters,
-                next=next_ranks(letters, beams[row], tokens[row], *active[row]),
+                next=next_ranks(letters, zip(beams[row], tokens[row], strict=True), zip(*active[row], strict=True)),
                 done=now_done[row],
                 finished={rank: score for rank, score in enumerate(final[row]) if score > -torch.inf},
                 members=[member[row] for member in members],
@@ -134,30 +132,22 @@ def _hypothesis_scores(record: StepRecord) -> Tensor:
     return scores.masked_fill(record.outcomes != Outcome.FINISHED, -torch.inf)
 
 
-def next_ranks(
-    outcomes: str,
-    beams: Sequence[int],
-    tokens: Sequence[int],
-    active_beams: Sequence[int],
-    active_tokens: Sequence[int],
-) -> list[int]:
+def next_ranks(outcomes: str, found: Iterable[tuple[int, int]], active: Iterable[tuple[int, int]]) -> list[int]:
     """The candidates that are the beams of the next step.
 
     Args:
         outcomes: the letter of each candidate.
-        beams: the beam that each candidate continues.
-        tokens: the new token of each candidate.
-        active_beams: for each beam of the next step the beam that it continues.
-        active_tokens: for each beam of the next step its newest token.
+        found: the beam that each candidate continues, and its new token.
+        active: for each beam of the next step the beam that it continues, and its newest token.
 
     Returns:
         For each beam of the next step the rank of its candidate; -1 for a beam that does not exist.
     """
     ranks: dict[tuple[int, int], list[int]] = defaultdict(list)  # two groups of beams can have the same continuation
-    for rank, (outcome, *pair) in enumerate(zip(outcomes, beams, tokens, strict=True)):
+    for rank, (outcome, pair) in enumerate(zip(outcomes, found, strict=True)):
         if outcome == "C":
-            ranks[pair[0], pair[1]].append(rank)
-    return [ranks[pair].pop(0) if ranks.get(pair) else -1 for pair in zip(active_beams, active_tokens, strict=True)]
+            ranks[pair].append(rank)
+    return [ranks[pair].pop(0) if ranks.get(pair) else -1 for pair in active]
 
 
 def _member_scores(record: StepRecord) -> list[list[list[float]]]:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from seqgen.core.finished import Ranking
-from seqgen.core.observers import Outcome
 from seqgen.decoding.rules import RULES
+from seqgen.extend import Outcome, Ranking
 
 R = TypeVar("R")
 FORMAT, VERSION = "seqgen-trace", 1
@@ -38,7 +37,7 @@ LETTERS = {outcome: letter for letter, outcome in OUTCOMES.items()}
 
 
 class Damaged(ValueError):
-    """A record is not as it should be."""
+    """A record is damaged: a value is missing, or does not fit."""
 
 
 def plain(value: Any, digits: int) -> Any:
@@ -267,13 +266,13 @@ class StepTrace:
         """
         count = len(self.tokens)
         for name, columns in (("scores", [self.scores]), ("beams", [self.beams]), ("members", self.members)):
-            _check(all(len(column) == count for column in columns), f"{where} has a wrong {name}")
-        _check(len(self.members) in (0, members), f"{where} has a wrong members")
+            _check(all(len(column) == count for column in columns), f"{where} has wrong {name}")
+        _check(len(self.members) in (0, members), f"{where} has wrong members")
         numbers: dict[str, tuple[Iterable[int], int]]
         numbers = {"beams": (self.beams, beam), "finished": (self.finished, count)}
         numbers["forbidden"] = [item.beam for item in self.forbidden], beam
         for name, (values, end) in numbers.items():
-            _check(all(0 <= value < end for value in values), f"{where} has a wrong {name}")
+            _check(all(0 <= value < end for value in values), f"{where} has wrong {name}")
         _check(len(self.outcomes) == count and {*self.outcomes} <= {*OUTCOMES}, f"{where} has wrong outcomes")
         _check(len(self.next) == beam and all(rank < count for rank in self.next), f"{where} has a wrong next")
         continues = all(self.outcomes[rank] == "C" for rank in self.next if rank >= 0)
@@ -286,7 +285,7 @@ class StepTrace:
 
 
 class TracedSteps:
-    """The way of candidates through the steps of a sentence.
+    """The paths of candidates through the steps of a sentence.
 
     Attributes:
         steps: from the first step to the one that finished the sentence.
@@ -294,20 +293,13 @@ class TracedSteps:
 
     steps: Sequence[StepTrace]
 
-    def path(self, step: int, rank: int) -> list[tuple[int, int]]:
-        """The candidates that lead to a candidate, itself included: pairs of step and rank, the oldest first."""
-        found = [(step, rank)]
-        while step:
-            rank = self.steps[step - 1].next[self.steps[step].beams[rank]]
-            if rank < 0:
-                break
-            step -= 1
-            found.append((step, rank))
-        return found[::-1]
-
     def tokens(self, step: int, rank: int) -> list[int]:
         """The tokens of a candidate, the newest included."""
-        return [self.steps[s].tokens[r] for s, r in self.path(step, rank)]
+        found = [self.steps[step].tokens[rank]]
+        while step and (rank := self.steps[step - 1].next[self.steps[step].beams[rank]]) >= 0:
+            step -= 1
+            found.append(self.steps[step].tokens[rank])
+        return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -341,11 +333,11 @@ class TracedOutput:
             Damaged: a value does not fit.
         """
         count = len(self.tokens)
-        _check(len(self.scores) == count or (may_lack_scores and not self.scores), f"{where} has a wrong scores")
-        _check(all(len(member) == count for member in self.members), f"{where} has a wrong members")
+        _check(len(self.scores) == count or (may_lack_scores and not self.scores), f"{where} has wrong scores")
+        _check(all(len(member) == count for member in self.members), f"{where} has wrong members")
         if (rows := self.attention) is not None:
             fits = len(rows) == count and all(len(row) == sources and all(map(math.isfinite, row)) for row in rows)
-            _check(fits, f"{where} has a wrong attention")
+            _check(fits, f"{where} has wrong attention")
 
 
 @dataclass(frozen=True)

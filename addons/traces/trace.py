@@ -7,15 +7,16 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TraceHeader, read
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
+from seqgen.addons.traces.records import FORMAT, VERSION, Damaged, SentenceTrace, TraceHeader, read
+from seqgen.extend import ConfigError, DataError, open_regular, parse_json
+
+MAX_BYTES = 1 << 28
+"""Maximum bytes of a line."""
 
 _RATIO, _SMALL = 100, 1 << 22
 """Maximum ratio of the unpacked to the packed size of a ``.gz`` trace larger than the second number of bytes; real
@@ -51,31 +52,38 @@ class Trace:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        records = self._records()
-        first = next(records, None)
-        self._check_format(first)
-        self.header = self._checked(0, lambda: TraceHeader.of(first))
         self._by_id: dict[int, SentenceTrace] = {}
+        self._number = 0  # of the line that is read, from 0
         end: _End | None = None
-        for number, record in enumerate(records, start=1):
-            if end is not None:
-                raise self._damaged(number, "it continues after its end")
-            if isinstance(record, dict) and "end" in record:
-                end = self._checked(number, partial(read, _End, record, "the last line"))
-                continue
-            of_line = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
-            sentence: SentenceTrace = self._checked(number, of_line)
-            if sentence.id in self._by_id:
-                raise self._damaged(number, f"it has sentence {sentence.id} again")
-            self._by_id[sentence.id] = sentence
-        self.sentences = list(self._by_id.values())
+        try:
+            records = self._records()
+            self.header = self._header(next(records, None))
+            for record in records:
+                if end is not None:
+                    raise Damaged("it continues after its end")
+                if isinstance(record, dict) and "end" in record:
+                    end = read(_End, record, "the last line")
+                    continue
+                sentence = SentenceTrace.of(record, self.header.beam, self.header.members)
+                if sentence.id in self._by_id:
+                    raise Damaged(f"it repeats sentence {sentence.id}")
+                self._by_id[sentence.id] = sentence
+            if end is not None and end.sentences != len(self._by_id):
+                self._number -= 1
+                raise Damaged(f"it has {len(self._by_id)} of {end.sentences} sentences")
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise self._damaged("it is not a whole gzip file") from None
+        except OSError as error:
+            raise DataError(f"the trace {self.path} cannot be read: {error.strerror or error}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise self._damaged("it is not JSON") from None
+        except (ValueError, ConfigError) as error:
+            raise self._damaged(str(error)) from None
         if end is None:
             raise DataError(
                 f"the trace {self.path} is incomplete: the decode that wrote it was interrupted; run it again"
             )
-        if end.sentences != len(self.sentences):
-            raise self._damaged(len(self.sentences) + 1, f"it has {len(self.sentences)} of {end.sentences} sentences")
-        self.complete = end.complete
+        self.sentences, self.complete = list(self._by_id.values()), end.complete
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -93,51 +101,35 @@ class Trace:
 
     def _records(self) -> Iterator[Any]:
         """The JSON value of each line."""
-        number = -1
-        try:
-            with open_regular(self.path) as raw:
-                compressed = raw.peek(2)[:2] == b"\x1f\x8b"
-                limit = max(_SMALL, _RATIO * os.fstat(raw.fileno()).st_size) if compressed else sys.maxsize
-                file: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
-                while line := file.readline(min(MAX_BYTES, limit) + 1):
-                    number += 1
-                    if file.tell() > limit:
-                        raise DataError(
-                            f"the trace {self.path} unpacks to more than {limit} bytes, far more than its own; unpack "
-                            "it with gunzip if you trust it"
-                        )
-                    if len(line) > MAX_BYTES:
-                        raise ValueError(f"it has more than {MAX_BYTES} bytes")
-                    yield parse_json(line)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise self._damaged(number + 1, "it is not a whole gzip file") from None
-        except OSError as error:
-            raise DataError(f"the trace {self.path} cannot be read: {error.strerror or error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise self._damaged(number, "it is not JSON") from None
-        except ValueError as error:
-            raise self._damaged(number, str(error)) from None
+        with open_regular(self.path) as raw:
+            compressed = raw.peek(2)[:2] == b"\x1f\x8b"
+            limit = max(_SMALL, _RATIO * os.fstat(raw.fileno()).st_size) if compressed else sys.maxsize
+            file: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
+            while line := file.readline(min(MAX_BYTES, limit) + 1):
+                if file.tell() > limit:
+                    raise DataError(
+                        f"the trace {self.path} unpacks to more than {limit} bytes, far more than its own; unpack it "
+                        "with gunzip if you trust it"
+                    )
+                if len(line) > MAX_BYTES:
+                    raise Damaged(f"it has more than {MAX_BYTES} bytes")
+                yield parse_json(line)
+                self._number += 1
 
-    def _check_format(self, first: Any) -> None:
-        """Check that the first line is that of a trace of this version."""
+    def _header(self, first: Any) -> TraceHeader:
+        """The first line, if it is that of a trace of this version."""
         if not isinstance(first, dict) or first.get("format") != FORMAT:
-            raise self._damaged(0, f"its first line does not name the format {FORMAT}")
+            raise Damaged(f"its first line does not name the format {FORMAT}")
         if not isinstance(version := first.get("version"), int):
-            raise self._damaged(0, "its first line has no version")
+            raise Damaged("its first line has no version")
         if version != VERSION:
             raise DataError(
                 f"{self.path} is a trace of version {version}; this seqgen reads version {VERSION}; decode again, or "
                 "use a newer seqgen"
             )
+        return TraceHeader.of(first)
 
-    def _checked(self, number: int, reader: Callable[[], Any]) -> Any:
-        """The result of ``reader``, whose errors become errors of a line."""
-        try:
-            return reader()
-        except (ValueError, ConfigError) as error:
-            raise self._damaged(number, str(error)) from None
-
-    def _damaged(self, number: int, why: str) -> DataError:
-        if number <= 0:
+    def _damaged(self, why: str) -> DataError:
+        if self._number == 0:
             return DataError(f"{self.path} is not a trace of seqgen-generate: {why}; write one with trace=FILE")
-        return DataError(f"the trace {self.path} is damaged in line {number + 1}: {why}; write it again")
+        return DataError(f"the trace {self.path} is damaged in line {self._number + 1}: {why}; write it again")

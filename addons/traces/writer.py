@@ -18,19 +18,21 @@ from seqgen import __version__
 from seqgen.addons.traces.recorder import Tracer
 from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.config import TraceConfig
-from seqgen.core.errors import ConfigError
-from seqgen.core.finished import Ranking
-from seqgen.core.search import Search
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.session import has_steps
-from seqgen.decoding.agreement.session import AgreementSearch
-from seqgen.decoding.scorer import ScoredTarget
-from seqgen.registry import SEARCHES
-from seqgen.system.files import disk_errors
-from seqgen.text.input_line import InputLine
-from seqgen.text.languages import encode_target
-from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    ConfigError,
+    InputLine,
+    Ranking,
+    ScoredTarget,
+    Search,
+    TextDecoding,
+    TextHypothesis,
+    Translation,
+    disk_errors,
+    encode_target,
+    has_steps,
+)
+from seqgen.text.vocabularies import share_vocabulary
 
 _TOGETHER = 32
 """Lines whose references are scored together."""
@@ -65,9 +67,13 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        _check_traceable(decoding.generator)
-        if decoding.splitter is not None:
-            raise ConfigError("lines that generation.input_split=sentences splits cannot be traced; give sentences")
+        if not share_vocabulary(decoding.members):
+            raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
+        if not has_steps(setup.search):
+            raise ConfigError(_no_steps(_called(setup.search)))
+        if (splitter := decoding.stages.splitter) is not None:
+            given = f"generation.{splitter.key}={getattr(decoding.cfg, splitter.key)}"
+            raise ConfigError(f"lines that {given} splits cannot be traced; give sentences")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
         decoding.generator = copy.copy(decoding.generator)
         decoding.generator.setup = dataclasses.replace(setup, observers=[*setup.observers, self.tracer])
@@ -195,7 +201,7 @@ class TraceWriter:
         """The ids of the reference of a line; empty without one."""
         if self.references is None or number >= len(self.references):
             return ()
-        line = self.decoding.input_encoder.encode(number, self.texts[number])
+        line = self.decoding.input_encoder.read(number, self.texts[number])
         tokens: list[int] = encode_target(self.decoding.task, self.references[number], line.languages).tolist()
         return tokens
 
@@ -204,7 +210,8 @@ class TraceWriter:
         wanted: dict[int, Wanted] = {}
         for translation in self.waiting if self.options.reference_scores else ():
             number, followed = translation.id, self.tracer.references.get(translation.id)
-            line = self.decoding.input_encoder.encode(number, self.texts[number], translation.prefix)
+            encoder = self.decoding.input_encoder
+            line = encoder.encode(encoder.read(number, self.texts[number], translation.prefix))
             if followed is None or not line.sources:
                 continue
             pair = line, torch.tensor(followed.tokens, dtype=torch.int64)
@@ -222,38 +229,26 @@ class TraceWriter:
             self._file.write(line)
 
 
-def _check_traceable(generator: SequenceGenerator) -> None:
-    """Refuse a strategy whose loop is not that of ``Session``.
-
-    Raises:
-        ConfigError: names it.
-    """
-    search = generator.setup.search
-    if isinstance(search, AgreementSearch):
-        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    if not has_steps(search):
-        raise ConfigError(_no_steps(_called(search)))
-
-
 def _no_steps(name: str) -> str:
     return f"{name} has a loop of its own, whose steps cannot be traced; remove trace, or choose another search"
 
 
 def _called(search: Search) -> str:
     """The key, or the class, by which a user knows a search strategy."""
-    names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
+    searches, _ = DECODING_COMPONENTS["search"]
+    names = [entry.name for entry in searches.entries() if entry.component is type(search)]
     return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
 
 
 def _hypothesis(item: TextHypothesis, width: int) -> TracedOutput:
-    scores = item.positional_scores.tolist()
-    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), _rows(item.attention, width))
+    scores, attention = item.positional_scores.tolist(), item.attention
+    # attention over something else than the source tokens, such as features, is left out
+    rows = None if attention is None or attention.size(1) != width else attention.tolist()
+    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), rows)
 
 
-def _rows(attention: Tensor | None, width: int) -> Sequence[Sequence[float]] | None:
-    """The attention over the source tokens; ``None`` for attention over something else, such as features."""
-    return None if attention is None or attention.size(1) != width else attention.tolist()
-
+SCORED_TOKENS = 1024
+"""Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
 Wanted = tuple[InputLine, Tensor]
 """An encoded line, and the ids ``(T,)`` of an output."""
@@ -281,9 +276,9 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted]) -> list[Sco
         The scores of each output. Its ``score`` is the one by which it would rank as a hypothesis, without processors.
     """
     cfg = decoding.cfg
-    ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
+    ranking = Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form)
     lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
-    rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
+    rows = max(1, SCORED_TOKENS // max(lengths, default=1))
     for start in range(0, len(outputs), rows):
         some = slice(start, start + rows)
         batch = decoding.batcher.collate(outputs[some], decoding.members)

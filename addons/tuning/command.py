@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from seqgen.addons.tuning.trials import Setting, Trial, arguments_of, score_settings
-from seqgen.checkpoints.loading import split_path
-from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.generate import checked_input, prefix_lines
-from seqgen.cli.line_decoding import load_noted, settings_of_part
-from seqgen.cli.output import write_report
-from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
-from seqgen.config.compose import compose_given
-from seqgen.config.keys import did_you_mean, known_keys
-from seqgen.config.values import split_argument
-from seqgen.core.errors import ConfigError, nearest
-from seqgen.metrics import Texts, TextScore, corpus_scores
-from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.translator import Translator
+from seqgen.config import ResolvedSettings, did_you_mean, known_keys, sweep_values
+from seqgen.config.compose import MAX_VALUES
+from seqgen.extend import (
+    DECODING_COMPONENTS,
+    Arguments,
+    ConfigError,
+    ReferencedTextConfig,
+    Texts,
+    TextScore,
+    compose_given,
+    corpus_scores,
+    log,
+    nearest,
+    read_referenced_text,
+    run,
+    split_argument,
+    split_path,
+    write_report,
+)
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
 tune.KEY=VALUES gives the values of a key; it may be given for several keys, whose combinations are all decoded, and
@@ -32,60 +39,113 @@ TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was decoded and scored.
+
+    Attributes:
+        setting: the ``key=value`` arguments of the tuned keys; empty for the setting without tuned keys.
+        score: its score.
+    """
+
+    setting: tuple[str, ...]
+    score: TextScore
+
+    @property
+    def name(self) -> str:
+        """The setting as one text."""
+        return " ".join(self.setting) or "(no tuned key)"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-
-    def work(cfg: ReferencedTextConfig, typed: Arguments) -> None:
-        tune(cfg, typed)
-
-    run(ReferencedTextConfig, work, DESCRIPTION, argv, pass_arguments=True, prefixes=[PREFIX])
+    run(ReferencedTextConfig, tune, DESCRIPTION, argv, pass_arguments=True, prefixes=[PREFIX])
 
 
-def tune(cfg: ReferencedTextConfig, typed: Arguments) -> None:
+def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
     """Decode the validation set with all combinations of the values, and print the scores and the best setting.
+
+    Settings with the same effect are decoded once. Those whose values exclude each other are left out.
 
     Args:
         cfg: the configuration that all decodes share.
-        typed: its arguments, and those that give the values: ``tune.KEY=VALUES``.
+        arguments: its arguments, and ``tune.KEY=VALUES``.
 
     Raises:
-        UserError: a key, model or file cannot be used, or memory runs out.
+        UserError: a key, model or file cannot be used, a line cannot be decoded, or memory runs out.
     """
-    shared, pairs = typed.overrides, list(map(split_argument, typed.prefixed[PREFIX]))
+    shared, pairs = arguments.overrides, list(map(split_argument, arguments.prefixed[PREFIX]))
     _check_keys(cfg, [key for key, _ in pairs])
     models = sum(len(split_path(path)) for path in cfg.path)
     space = [arguments_of(*pair, models) for pair in pairs]
     # wrong types and ranges are refused before models are loaded
-    values = {each: _given(ReferencedTextConfig, shared, each) for each in itertools.chain(*space)}
-    references, _ = checked_input(cfg)
-    loaded = load_noted(cfg, set_up_device(cfg.common))
-    task = loaded[0].task
-    lines, references = lines_with_references(cfg, task, references)
-    prefixes = prefix_lines(cfg)
+    values = {each: compose_given(ReferencedTextConfig, [*shared, each])[1] for each in itertools.chain(*space)}
+    text = read_referenced_text(cfg)
     # the last one is the setting to compare the others with
-    settings: list[Setting] = [*itertools.product(*space), ()]
+    settings: list[tuple[str, ...]] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
+    translator = text.translator({"generation.dtype": cfg.generation.dtype})
+    trials, refusal = dict[ResolvedSettings, Trial](), ""
+    for setting in settings:
+        tuned = [split_argument(each)[0] for each in setting]
+        keys = arguments.given | {key: values[each][key] for key, each in zip(tuned, setting, strict=True)}
+        name = Trial(setting, TextScore(0.0)).name
+        try:
+            resolved = translator.resolve(keys)
+            if resolved in trials:
+                continue
+            outputs = [found.text for found in translator.prepare(**keys).translate(text.lines, text.prefixes)]
+        except ConfigError as error:
+            refusal = str(error)
+            log(f"left out: {name}: {refusal}")
+            continue
+        score = corpus_scores([cfg.metric], Texts(outputs, text.references))[cfg.metric]
+        trials[resolved] = Trial(setting, score)
+        log(f"[{len(trials)}] {name}: {score.value:.2f}")
+    if refusal and not any(trial.setting for trial in trials.values()):
+        raise ConfigError(f"none of the settings can be decoded: {refusal}")
+    _report(cfg, shared, sorted(trials.values(), key=lambda trial: -trial.score.value))
 
-    def metric(outputs: Sequence[str]) -> TextScore:
-        return corpus_scores([cfg.metric], Texts(outputs, references))[cfg.metric]
 
-    translator = Translator(loaded, settings=settings_of_part(cfg.dataset, task), dtype=cfg.generation.dtype)
-    merged = ((one, typed.given | dict(values[each] for each in one)) for one in settings)
-    trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
-    _report(cfg, shared, trials)
+def arguments_of(key: str, text: str, models: int) -> list[str]:
+    """The ``key=value`` arguments of a tuned key.
+
+    Args:
+        key: the key, such as ``generation.length_penalty``.
+        text: its values: ``A,B,C``, ``FIRST:LAST:STEP`` (both included), ``[A,B],[C,D]`` or ``simplex:N``.
+        models: number of models, and of the elements of each list of ``simplex:N``.
+
+    Raises:
+        ConfigError: the values cannot be read, or there are too many.
+    """
+    if text.startswith("simplex"):
+        values = _simplex(key, text, models)
+    else:
+        values = [value.replace(" ", "") for value in sweep_values(f"tune.{key}", text)]
+    return [f"{key}={value}" for value in dict.fromkeys(values)]
 
 
-def _given(schema: type, shared: Sequence[str], argument: str) -> tuple[str, Any]:
-    """The key and the value of an argument that is given besides others."""
-    key, _ = split_argument(argument)
-    return key, compose_given(schema, [*shared, argument])[1][key]
+def _simplex(key: str, text: str, size: int) -> list[str]:
+    """All lists of multiples of 1/N that sum to 1; ``simplex:2`` of two elements: [0,1], [0.5,0.5], [1,0]."""
+    found = re.fullmatch(r"simplex:([1-9]\d{0,3})", text)
+    steps = int(found[1]) if found else 0
+    if not steps or math.comb(steps + size - 1, size - 1) > MAX_VALUES:
+        raise ConfigError(
+            f"tune.{key}={text}: give simplex:N, for the lists of multiples of 1/N that sum to 1, with an N above 0 "
+            f"and at most {MAX_VALUES} lists"
+        )
+    shares = itertools.product(range(steps + 1), repeat=size - 1)
+    lists = [(*each, steps - sum(each)) for each in shares if sum(each) <= steps]
+    return [f"[{','.join(f'{share / steps:.12g}' for share in each)}]" for each in lists]
 
 
 def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:
     """Check before the models are loaded that no key is missing, misspelt or without effect."""
-    check_text(cfg)
+    cfg.check()
     if not keys:
-        raise ConfigError("there is nothing to tune: set tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
+        raise ConfigError(
+            "there is nothing to tune: set tune.KEY=VALUES, such as tune.generation.length_penalty=0.6,1,1.4"
+        )
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:

@@ -18,7 +18,7 @@ import seqgen.models  # noqa: F401  # declares the built-in models
 from examples.shortlist import write_map
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import T5, load_pretrained_tokenizer, make_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
@@ -179,7 +179,7 @@ def save_random_map(folder: Path, sources: Sequence[Sequence[int]], best: int, w
     for token in sorted({token for source in sources for token in source[:-1]}):
         found[(token,)] = words.start + draw.choice(len(words), best, replace=False, p=probability)
     dictionary = load_pretrained_tokenizer(folder).dictionary
-    write_map(VocabularyMap(found), folder / MAP_FILE, dictionary, dictionary)
+    write_map(found, folder / MAP_FILE, dictionary, dictionary)
 
 
 def shared_folder() -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Set
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from benchmarks.decoding.models import MAP_FILE, Vocabulary, random_model
 from benchmarks.decoding.step_times import StepTimes
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.checkpoints.loading import load_models
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch
-from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import collate
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.scorer import SequenceScorer
@@ -64,7 +63,7 @@ class Seqgen(Worker):
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
         """See ``Worker.decode``.
 
-        ``switches`` of a request are fields of ``DebugConfig``; ``shortlist`` decodes with the folder's vocabulary map.
+        ``switches`` of a request are fields of ``FastConfig``; ``shortlist`` decodes with the folder's vocabulary map.
         """
         generator = self.generator(request)
         hypotheses = generator.generate(self.batch(sources))
@@ -78,15 +77,10 @@ class Seqgen(Worker):
             length = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
         cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **length)
         switches = request.get("switches", {})
-        table = self.vocabulary_map if request.get("shortlist") else None
-        return SequenceGenerator(
-            build_setup(self.models, self.dictionary, cfg, debug=DebugConfig(**switches), shortlist=table)
-        )
-
-    @cached_property
-    def vocabulary_map(self) -> VocabularyMap:
-        """The vocabulary map in the folder of the model."""
-        return VocabularyMap.read(self.folder / MAP_FILE, self.dictionary, self.dictionary)
+        if request.get("shortlist"):
+            cfg.shortlist = str(self.folder / MAP_FILE)
+        objects = {"fast": FastConfig(**switches), "source_dictionary": self.dictionary}
+        return SequenceGenerator(build_setup(self.models, self.dictionary, cfg, **objects))
 
     def batch(self, sources: list[list[int]], targets: list[list[int]] | None = None) -> Batch:
         """Collate sources, and targets if given, into a batch."""

@@ -26,7 +26,7 @@ from benchmarks.decoding.process import (
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import BEFORE, SEQGEN, Toolkit
-from seqgen.system.graphs import GRAPHS
+from seqgen.config import FastConfig
 
 OTHER_TOOLKITS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
 
@@ -117,8 +117,8 @@ class Workers:
             Toolkit(SEQGEN, "float32", start("float32")),
             *self.attempt(SEQGEN, start, self.options.formats[1:]),
         ]
-        captured = {"switches": {"captured_steps": True}}
-        if torch.device(self.options.device).type in GRAPHS:
+        captured = {"switches": {"cuda_graphs": True}}
+        if torch.device(self.options.device).type == "cuda" and hasattr(FastConfig, "cuda_graphs"):
             toolkits += [replace(kit, name=f"{SEQGEN}, captured", options=captured) for kit in toolkits]
         if (root := self.options.before) is not None:
             toolkits += [Toolkit(BEFORE, kit.format, start(kit.format, root=root)) for kit in toolkits]

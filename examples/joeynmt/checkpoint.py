@@ -209,14 +209,14 @@ def read_tokenizer(config: ForeignConfig, side: str) -> Tokenizer:
         return WhitespaceTokenizer(dictionary)
     file = folder / Path(config.get(f"data.{side}.tokenizer_cfg.model_file", "")).name
     model = read_model(file)
-    pieces = SentencePieceTokenizer(model, origin=str(file)).dictionary
+    pieces = SentencePieceTokenizer(model, location=str(file)).dictionary
     special = {pieces.symbol(index) for index in pieces.special_ids.values() if index is not None}
     if lacking := {piece for piece in pieces if len(piece) > 1} - special - set(dictionary):
         raise DataError(
             f"{len(lacking)} pieces of {file.name}, such as {shown(min(lacking))}, are not in "
             f"{folder / side}_vocab.txt; JoeyNMT segments text without them, which this loader does not"
         )
-    return SentencePieceTokenizer(model, dictionary, origin=str(file))
+    return SentencePieceTokenizer(model, dictionary, location=str(file))
 
 
 def read_vocabulary(path: Path, special: list[str]) -> Dictionary:
@@ -240,8 +240,8 @@ def read_settings(config: ForeignConfig, dictionary: Dictionary) -> dict[str, An
     never = [dictionary.bos()] + ([] if config.get("testing.generate_unk", True) else [dictionary.unk()])
     return {
         "beam": config.get("testing.beam_size", 1, minimum=1),
-        "length_penalty": "wu",
-        "lenpen": max(config.get("testing.beam_alpha", -1.0), 0.0),
+        "length_penalty_form": "wu",
+        "length_penalty": max(config.get("testing.beam_alpha", -1.0), 0.0),
         "min_len": config.get("testing.min_output_length", 1),
         "max_len_a": 1.5 if longest < 0 else 0.0,
         "max_len_b": max(longest, 0),

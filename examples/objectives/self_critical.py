@@ -11,7 +11,7 @@ it is the mean of ``K`` samples. The loss is a surrogate with this gradient; its
 utility.
 
 The estimate is unbiased if samples have the probabilities of the model: with ``criterion.decode.min_len=0``, without
-truncation such as ``sampling_topk`` and without dropout. The end that is forced at the maximum length is not counted.
+truncation such as ``top_k`` and without dropout. The end that is forced at the maximum length is not counted.
 
 ``seqgen-train common.user_dir=examples/objectives/self_critical.py criterion=self_critical
 checkpoint.finetune_from=runs/base run_dir=runs/self_critical``

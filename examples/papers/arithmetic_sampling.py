@@ -15,7 +15,7 @@ divides by ``N + 1``, which leaves one wider gap.) ::
     seqgen-generate common.user_dir=examples/papers/arithmetic_sampling.py path=runs/a input=test.en \
         generation.search=arithmetic generation.beam=8 generation.nbest=8 format=json
 
-The keys of sampling work as well: ``generation.sampling=true generation.temperature=0.7 generation.sampling_topp=0.9``.
+The keys of sampling work as well: ``generation.sampling=true generation.temperature=0.7 generation.top_p=0.9``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ length penalty, and for a beam search that ends when no beam can improve its out
 (``generation.semantics=huggingface``). By fairseq's rule, beam search may end before it finds the best of them.
 
 ``seqgen-generate common.user_dir=examples/papers/best_first_beam.py path=runs/a input=test.en generation.beam=5
-generation.lenpen=0 generation.search=best_first_beam``
+generation.length_penalty=0 generation.search=best_first_beam``
 
 Each step expands the best prefixes of every sentence, ``at_once`` of each, all in one batch: their rows are
 taken out of the sessions that have read them (``fork``) and put together (``merge``). With ``at_once=1`` these are the
@@ -98,7 +98,7 @@ class BestFirstSession:
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         penalty = setup.ranking.normalize and setup.ranking.len_penalty != 0
         if penalty or setup.observers or request.prefix_tokens is not None:
-            what = "length penalty (set generation.lenpen=0), observers, streamers, prefixes and generation.top_tokens"
+            what = "generation.length_penalty (set it to 0), observers, streamers, prefixes and generation.top_tokens"
             raise ConfigError(f"search=best_first_beam takes no {what}; remove them or choose search=beam")
         if obstacle := replace(setup, search=BeamSearch()).merge_obstacle:
             raise ConfigError(f"search=best_first_beam cannot merge prefixes, as {obstacle}; choose search=beam")

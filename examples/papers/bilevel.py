@@ -14,9 +14,9 @@ constant log K to the score of each token and does not change the order of hypot
 generation.search=bilevel search.lower_beam=5 combination.weights=[2,1]``
 
 The paper's members are one multilingual model that reads the source and translations of it into other languages:
-``path=[runs/m,runs/m] generation.members=[field1,field2]``. Expect outputs close to those of beam search, which differ
-where the members disagree: a token that all members find mediocre is in no lower-level beam, and cannot win. As in the
-paper, a hypothesis that ends occupies a place of the upper-level beam.
+``path=[runs/m,runs/m] generation.member_sources=[field1,field2]``. Expect outputs close to those of beam search, which
+differ where the members disagree: a token that all members find mediocre is in no lower-level beam, and cannot win. As
+in the paper, a hypothesis that ends occupies a place of the upper-level beam.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ the log-probability::
 Input lines have two fields, separated by a tab: the context followed by the source, and the source::
 
     seqgen-generate common.user_dir=examples/papers/context_aware.py path=[runs/a,runs/a] input=test.tsv
-        generation.members=[field1,field2] generation.combination=context_aware combination.alpha=0.5
+        generation.member_sources=[field1,field2] generation.combination=context_aware combination.alpha=0.5
 
 ``examples/documents.py`` makes such lines from the lines of documents, whose earlier lines are the context. With
-``generation.members=[input,empty]`` the whole line is the context: the output then depends more on its source.
+``generation.member_sources=[input,empty]`` the whole line is the context: the output then depends more on its source.
 Expect more words of the context in the output as ``alpha`` grows; ``alpha=0`` decodes with the context alone.
 """
 
@@ -56,7 +56,7 @@ class ContextAware(Combination):
         if members != 2:
             raise ConfigError(
                 f"context_aware contrasts two members, and there are {members}; set path=[MODEL,MODEL] and "
-                "generation.members=[field1,field2]"
+                "generation.member_sources=[field1,field2]"
             )
         return [1.0, 0.0]
 

@@ -10,9 +10,9 @@ The same model is a member several times. The contrastive members read a random 
 language tag as its first word (for models that read the target language from such a tag)::
 
     seqgen-generate common.user_dir=examples/papers/contrastive_sources.py path=[runs/a,runs/a] input=test.en
-        generation.members=[input,random_line] source.random_line.file=test.en generation.combination=contrast
+        generation.member_sources=[input,random_line] source.random_line.file=test.en generation.combination=contrast
     seqgen-generate common.user_dir=examples/papers/contrastive_sources.py path=[runs/a,runs/a] input=test.en
-        generation.members=[input,language_tag] source.language_tag.tag=<2en> generation.combination=contrast
+        generation.member_sources=[input,language_tag] source.language_tag.tag=<2en> generation.combination=contrast
         combination.weights=[0.1]
 
 The paper has the weights 0.7 for sources and 0.1 for languages. Expect fewer hallucinations from weak models, and few

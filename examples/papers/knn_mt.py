@@ -27,7 +27,7 @@ from torch import Tensor
 
 from seqgen import load_model
 from seqgen.extend import (
-    FEATURES,
+    HIDDEN_STATES,
     CommonConfig,
     ConfigError,
     MeanConfig,
@@ -59,7 +59,7 @@ class KnnMTConfig(MeanConfig):
 class KnnMT(ProbabilityMean):
     """Interpolates the mean of the members with the distribution of the nearest neighbors; see ``KnnMTConfig``."""
 
-    needs = frozenset({FEATURES})
+    needs = frozenset({HIDDEN_STATES})
     chunk = 2**16  # entries that are compared at once
 
     def __init__(self, weights: Sequence[float] = (), *, datastore: str, neighbors: int = 8, interpolation: float = 0.3,

@@ -111,12 +111,12 @@ def estimate(
         cfg: the settings; random numbers depend on its seed and on the place of a text in the list.
     """
     task, words = translator.task, translator.task.target_dictionary
-    best = list(translator.score(sources, texts, unnormalized=True))
+    best = list(translator.score(sources, texts, normalize_scores=False))
     if not cfg.samples:
         return [Estimate(item.score, item.score) for item in best]
     spelled = ["".join(map(words.symbol, item.tokens[:-1].tolist())) for item in best]
     settings: dict[str, Any] = {"sampling": True, "beam": cfg.samples, "nbest": cfg.samples, "seed": cfg.seed}
-    settings |= {"temperature": cfg.temperature, "renormalize": True, "unnormalized": True}
+    settings |= {"temperature": cfg.temperature, "renormalize": True, "normalize_scores": False}
     settings |= {"max_len_a": 0.0, "max_len_b": max(map(len, spelled)), "processors": [Spelling(spelled, words)]}
     drawn = translator.translate(sources, return_scores=True, **settings)
     estimates = []

@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from seqgen import load_model
 from seqgen.extend import (
-    FEATURES,
+    HIDDEN_STATES,
     Batch,
     CommonConfig,
     ConfigError,
@@ -79,7 +79,7 @@ class Heads(nn.Module):
 class MedusaDrafter(Drafter):
     """Drafts with heads; see ``Drafter``."""
 
-    needs = frozenset({FEATURES})
+    needs = frozenset({HIDDEN_STATES})
 
     def __init__(self, heads: Heads):
         self.heads = heads

@@ -86,4 +86,4 @@ class NoisyChannel(Reranker):
 
 def log_probabilities(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
     """The log-probability in nats that a model gives to each target, end-of-sentence included."""
-    return [found.score for found in translator.score(sources, targets, unnormalized=True)]
+    return [found.score for found in translator.score(sources, targets, normalize_scores=False)]

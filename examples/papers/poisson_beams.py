@@ -116,7 +116,9 @@ class PoissonBeams(RandomSearch):
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> Ended:
         """See ``Search.finished``."""
         if ranking.coverage or ranking.len_penalty != 1 or early_stopping != "false":
-            raise ConfigError("outputs are ranked by weight; remove lenpen, coverage_penalty and early_stopping")
+            raise ConfigError(
+                "outputs are ranked by weight; remove length_penalty, coverage_penalty and early_stopping"
+            )
         return Ended(batch, ranking, self)
 
     def step(self, context: StepContext, scores: Scores) -> Candidates:

@@ -15,26 +15,14 @@ from seqgen.core.errors import CheckpointError, shown
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.models.huggingface.weights import Layout, weights_of
+from seqgen.system.reading import read_lists
 
 GENERATION_FILE = "generation_config.json"
 
-NO_EFFECT = frozenset(
-    """
-    architectures use_cache num_labels id2label label2id problem_type finetuning_task task_specific_params
-    tokenizer_class prefix torchscript output_past return_dict use_bfloat16 gradient_checkpointing attn_implementation
-    chunk_size_feed_forward cross_attention_hidden_size sep_token_id tf_legacy_loss classifier_dropout auto_map
-    name_or_path adapters tokenizer_type initializer_factor initializer_range init_std is_decoder add_cross_attention
-    is_encoder_decoder tie_encoder_decoder tie_word_embeddings n_positions n_ctx n_special scalable_attention
-    scale_decoder_outputs num_hidden_layers classif_dropout extra_pos_embeddings save_step model_max_length
-    max_source_positions max_target_positions normalize_before add_final_layer_norm normalize_embedding
-    static_position_embeddings add_bias_logits do_blenderbot_90_layernorm decoder_vocab_size
-    share_encoder_decoder_embeddings reorder_and_upcast_attn summary_type summary_use_proj summary_activation
-    summary_proj_to_labels summary_first_dropout summary_last_dropout hidden_dropout predict_special_tokens
-    classifier_dropout_rate vocab_size dropout_rate attention_dropout model_type final_logit_softcapping
-    attn_logit_softcapping dtype torch_dtype transformers_version pad_token_id eos_token_id bos_token_id
-    image_token_index boi_token_index mm_tokens_per_image vision_config output_attentions output_hidden_states
-    """.split()  # noqa: SIM905
-)
+KEYS = read_lists(__package__, "keys.txt")
+"""Lists of keys of ``config.json`` and ``generation_config.json``."""
+
+NO_EFFECT = frozenset(KEYS["no_effect"])
 """Keys of a ``config.json`` that do not change what transformers computes, if the architecture does not read them."""
 
 

@@ -17,7 +17,7 @@ from seqgen.config.values import value_text
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
-from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
+from seqgen.models.huggingface.weights import Layout, Piece, stacked_pieces, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 
 SIDES = ("encoder", "decoder")
@@ -346,7 +346,7 @@ def _stack(cfg: TransformerConfig, side: str) -> dict[str, Piece]:
         for attention, letters, local in projections:
             for what in ("weight", "bias"):
                 foreign = [f"model.{name}.{attention}.{letter}_proj.{what}" for letter in letters]
-                pieces |= stacked(foreign, f"{name}.{attention}.{local}.{what}", dim)
+                pieces |= stacked_pieces(foreign, f"{name}.{attention}.{local}.{what}", dim)
     if getattr(cfg, f"{side}_normalize_before"):
         pieces |= with_bias(f"model.{side}.layer_norm", f"{side}.layer_norm")
     return pieces

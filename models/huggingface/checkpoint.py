@@ -29,13 +29,13 @@ from seqgen.data.tokenizers.base import IdTokenizer, Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
-from seqgen.models.huggingface.weights import SAFETENSORS, fill, weight_files
+from seqgen.models.huggingface.weights import SAFETENSORS, load_weights, weight_files
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MissingAddonError, import_declared
 from seqgen.system.files import new_folder
 
 LAYER_BYTES = 500
-"""Fewer bytes than the names and shapes of a layer's weights take in any file."""
+"""A lower bound of the bytes that the names and shapes of a layer's weights take in a file."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -88,7 +88,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     model = build_on_meta(lambda: task.build_model(cfg), str(path))
     _check_size(path, parameters=num_parameters(model))
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
-    untied = fill(model, architecture.layout(cfg), path, placement.device)
+    untied = load_weights(model, architecture.layout(cfg), path, placement.device)
     if untied:
         architecture.untie(model, untied)
     if HEAD in untied and not is_of_5:  # version 5 writes all folders as tied

@@ -20,14 +20,14 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.building import IDS, Resources
 from seqgen.decoding.resolution import TOOLKIT_LENGTH
 from seqgen.decoding.rules import HUGGINGFACE
-from seqgen.models.huggingface.architecture import GENERATION_FILE, JSONConfig
+from seqgen.models.huggingface.architecture import GENERATION_FILE, KEYS, JSONConfig
 from seqgen.registry import SEARCHES
 
 # The name in transformers, the name in seqgen, and the default of transformers, whose type is that of the value.
 _ALWAYS: tuple[tuple[str, str, Any], ...] = (
     ("num_beams", "beam", 1),
     ("num_return_sequences", "nbest", 1),
-    ("length_penalty", "lenpen", 1.0),
+    ("length_penalty", "length_penalty", 1.0),
     ("no_repeat_ngram_size", "no_repeat_ngram_size", 0),
     ("encoder_no_repeat_ngram_size", "encoder_no_repeat_ngram_size", 0),
     ("repetition_penalty", "repetition_penalty", 1.0),
@@ -39,29 +39,13 @@ _ALWAYS: tuple[tuple[str, str, Any], ...] = (
 )
 _SAMPLING: tuple[tuple[str, str, Any], ...] = (
     ("temperature", "temperature", 1.0),
-    ("top_k", "sampling_topk", 50),
-    ("top_p", "sampling_topp", 1.0),
+    ("top_k", "top_k", 50),
+    ("top_p", "top_p", 1.0),
     ("min_p", "min_p", 0.0),
     ("typical_p", "typical_p", 1.0),
     ("epsilon_cutoff", "epsilon_cutoff", 0.0),
     ("eta_cutoff", "eta_cutoff", 0.0),
 )
-_ELSEWHERE = """
-    max_length max_new_tokens min_length min_new_tokens early_stopping stop_strings do_sample num_beam_groups
-    diversity_penalty penalty_alpha exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    forced_bos_token_id forced_eos_token_id bad_words_ids sequence_bias prompt_lookup_num_tokens
-    max_matching_ngram_size eos_token_id pad_token_id bos_token_id decoder_start_token_id
-    """
-"""Keys that are read by name below, or of ``config.json``."""
-
-_IGNORED_KEYS = """
-    use_cache cache_implementation cache_config return_legacy_cache prefill_chunk_size output_attentions
-    output_hidden_states output_scores output_logits return_dict_in_generate transformers_version low_memory
-    compile_config disable_compile is_assistant num_assistant_tokens num_assistant_tokens_schedule
-    assistant_confidence_threshold assistant_lookbehind target_lookbehind assistant_early_exit assistant_temperature
-    """
-"""Keys that do not change outputs."""
-
 _EXACT_CACHES = (None, "dynamic", "static", "offloaded", "offloaded_static")
 """Values of ``cache_implementation`` that do not change outputs; others round keys and values or drop old ones."""
 
@@ -69,7 +53,9 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-GENERATION_KEYS = frozenset([*(key for key, _, _ in _ALWAYS + _SAMPLING), *_ELSEWHERE.split(), *_IGNORED_KEYS.split()])
+GENERATION_KEYS = frozenset(
+    [*(key for key, _, _ in _ALWAYS + _SAMPLING), *KEYS["generation"], *KEYS["generation_ignored"]]
+)
 """All keys that are read or known not to change outputs."""
 
 
@@ -253,12 +239,11 @@ class _Reader:
 
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
         """Sequences of ids as texts, or as ids where no text is encoded as these; see ``Resources.sequence``."""
-        texts = []
+        texts, size = [], len(self.tokenizer.dictionary)
         for ids in sequences:
-            if not self._is_sequence(ids):
-                last = len(self.tokenizer.dictionary) - 1
+            if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < size for i in ids):
                 raise CheckpointError(
-                    f"{self.config.path}: {name} has {shown(ids)}, which should be ids from 0 to {last}"
+                    f"{self.config.path}: {name} has {shown(ids)}, which should be ids from 0 to {size - 1}"
                 )
             text = self.tokenizer.decode(ids)
             is_text = list(self.tokenizer.encode(text)) == ids and self.tokenizer.dictionary.unk() not in ids
@@ -266,10 +251,6 @@ class _Reader:
                 text if is_text and not text.startswith(IDS) and "\0" not in text else IDS + " ".join(map(str, ids))
             )
         return texts
-
-    def _is_sequence(self, ids: Any) -> bool:
-        size = len(self.tokenizer.dictionary)
-        return isinstance(ids, list) and bool(ids) and all(type(i) is int and 0 <= i < size for i in ids)
 
     def _list(self, name: str) -> list[Any]:
         value = self.config.value(name, [])

@@ -13,7 +13,7 @@ from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.core.errors import CheckpointError, shown
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
-from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
+from seqgen.models.huggingface.weights import Layout, Piece, stacked_pieces, weights_of
 from seqgen.models.t5 import T5Config, T5Model
 
 _TIED = {"t5": True, "mt5": False, "umt5": True}
@@ -187,7 +187,7 @@ def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
     inner = cfg.inner_dim
     pieces = {f"{foreign}.0.layer_norm.weight": Piece(f"{local}.self_attn_layer_norm.weight")}
     separate = [f"{foreign}.0.SelfAttention.{letter}.weight" for letter in "qkv"]
-    pieces |= stacked(separate, f"{local}.self_attn.in_proj.weight", inner)
+    pieces |= stacked_pieces(separate, f"{local}.self_attn.in_proj.weight", inner)
     pieces[f"{foreign}.0.SelfAttention.o.weight"] = Piece(f"{local}.self_attn.out_proj.weight")
     if index == 0 or cfg.per_layer_bias:
         bias = f"{foreign}.0.SelfAttention.relative_attention_bias.weight"
@@ -197,13 +197,13 @@ def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
         last = 2
         attention, cross = f"{foreign}.1.EncDecAttention", f"{local}.encoder_attn"
         pieces[f"{attention}.q.weight"] = Piece(f"{cross}.q_proj.weight")
-        pieces |= stacked([f"{attention}.{letter}.weight" for letter in "kv"], f"{cross}.kv_proj.weight", inner)
+        pieces |= stacked_pieces([f"{attention}.{letter}.weight" for letter in "kv"], f"{cross}.kv_proj.weight", inner)
         pieces[f"{attention}.o.weight"] = Piece(f"{cross}.out_proj.weight")
         pieces[f"{foreign}.1.layer_norm.weight"] = Piece(f"{local}.encoder_attn_layer_norm.weight")
     dense = f"{foreign}.{last}.DenseReluDense"
     if cfg.is_gated:
         gate = [f"{dense}.wi_0.weight", f"{dense}.wi_1.weight"]
-        pieces |= stacked(gate, f"{local}.feed_forward.wi.weight", cfg.d_ff)
+        pieces |= stacked_pieces(gate, f"{local}.feed_forward.wi.weight", cfg.d_ff)
     else:
         pieces[f"{dense}.wi.weight"] = Piece(f"{local}.feed_forward.wi.weight")
     pieces[f"{dense}.wo.weight"] = Piece(f"{local}.feed_forward.wo.weight")

@@ -63,7 +63,7 @@ def with_bias(foreign: str, local: str, transposed: bool = False) -> dict[str, P
     return {f"{foreign}.weight": weight, f"{foreign}.bias": Piece(f"{local}.bias")}
 
 
-def stacked(names: Sequence[str], parameter: str, size: int) -> dict[str, Piece]:
+def stacked_pieces(names: Sequence[str], parameter: str, size: int) -> dict[str, Piece]:
     """The pieces of tensors that are stacked in one parameter of the model, such as those of queries, keys and values.
 
     Args:
@@ -84,7 +84,7 @@ class Layout:
             if that name is missing.
         ignored: names in some folders whose tensors are not used.
         tied: names in some folders for tensors that the model's configuration ties to a name in ``pieces``; see
-            ``fill``.
+            ``load_weights``.
         optional: names in ``pieces`` that a folder may lack: a parameter is then zero, and a buffer has the values that
             the model computes.
         left_out: how names begin whose tensors are not used, because the model lacks a part.
@@ -162,7 +162,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         return
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds no weights by name")
+        raise CheckpointError(f"{path} contains no named weights")
     content = dict(content)
     while content:
         name = next(iter(content))
@@ -172,7 +172,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
 
 
-def fill(
+def load_weights(
     model: nn.Module,
     layout: Layout,
     folder: Path,
@@ -285,10 +285,10 @@ class _Filling:
             folder: the folder, for messages.
 
         Returns:
-            See ``fill``.
+            See ``load_weights``.
 
         Raises:
-            CheckpointError: see ``fill``.
+            CheckpointError: see ``load_weights``.
         """
         layout, different = self.layout, {}
         for name, (tensor, mapped) in self.further.items():

@@ -42,7 +42,7 @@ TIMEOUT_SECONDS = 10.0
 """The time limit of an answer of the server; ``huggingface_hub`` has limits for files."""
 
 _NAMES = {"ETag": r'(W/)?"?[\w-]+"?', "X-Linked-Etag": r'(W/)?"?[\w-]+"?', "X-Repo-Commit": r"[0-9a-f]{40}"}
-"""The form of headers from which the library makes names of files and folders."""
+"""The form that headers must have from which the library makes names of files and folders."""
 
 
 def local_path(path: str | Path) -> Path:
@@ -154,4 +154,4 @@ def _check_names(response: Any, *arguments: Any, **options: Any) -> None:
     for header, form in _NAMES.items():
         value = response.headers.get(header)
         if response.request.method == "HEAD" and value and not re.fullmatch(form, value):
-            raise ValueError(f"its header {header} is {shown(value)}, which is not the name of a version of a file")
+            raise ValueError(f"its header {header} is {shown(value)}, which is not the identifier of a file's version")

@@ -279,7 +279,7 @@ class DecodingTask(Task):
         return cls(cfg, source, target)
 
     def source_lines(self, split: str) -> Iterator[str]:
-        """There are none.
+        """Refused: the task has no data.
 
         Raises:
             DataError: always.
@@ -287,7 +287,7 @@ class DecodingTask(Task):
         raise DataError("this model has no data splits to decode; set input=FILE, or input=- for standard input")
 
     def load_dataset(self, split: str) -> PairDataset:
-        """There is none; see ``source_lines``."""
+        """Refused: the task has no data; see ``source_lines``."""
         raise DataError("task=decoding has no training data; choose another task, such as task=translation")
 
     def as_values(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A path names a run of seqgen, or a checkpoint of another toolkit that a register
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -49,6 +49,7 @@ def load_models(
     device: torch.device | str = "cpu",
     reading: ReadingConfig | None = None,
     dtype: torch.dtype | str | None = torch.float32,
+    note: Callable[[str], None] | None = None,
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -57,6 +58,7 @@ def load_models(
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
         dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
+        note: called with each note for the user.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -69,7 +71,10 @@ def load_models(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading) for path in separate]
+    loaded = [load_model(path, device, dtype, reading) for path in separate]
+    for text in (text for one in loaded if note is not None for text in one.notes):
+        note(text)
+    return loaded
 
 
 def split_path(path: str) -> list[str]:

@@ -253,7 +253,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
-    """Read a checkpoint, again if it is replaced meanwhile.
+    """Read a checkpoint; if it is replaced in the meantime, read it again.
 
     Args:
         checkpoint: the checkpoint's folder.

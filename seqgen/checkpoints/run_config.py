@@ -37,7 +37,7 @@ def run_folder_of(checkpoint: Path) -> Path:
 
 
 def run_folder(path: Path) -> Path | None:
-    """The run folder that a path to a run or to a checkpoint inside one means; ``None`` for all other paths."""
+    """The run folder of a path to a run, or to a checkpoint inside a run; ``None`` for all other paths."""
     if not path.exists() or checkpoint_loader_of(path) is not None:
         return None  # another toolkit's folder can have a config.yaml, too
     return next((folder for folder in (path, *path.resolve().parents) if (folder / CONFIG_FILE).is_file()), None)
@@ -116,7 +116,7 @@ _MAY_CHANGE_IN = {
         "num_workers max_tokens_valid batch_size_valid validate_interval validate_interval_updates validate_decode"
     ),
 }
-"""By group, keys about the length of training, files, devices, logging, validation and saving."""
+"""By group, the keys that may change when a run is resumed: lengths, files, devices, logging, validation, saving."""
 
 MAY_CHANGE = frozenset(f"{group}.{key}" for group, keys in _MAY_CHANGE_IN.items() for key in keys.split()) | {"run_dir"}
 MAY_CHANGE_GROUPS = ("generation.", "common.user_files.")

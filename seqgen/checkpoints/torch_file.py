@@ -40,7 +40,7 @@ _VALUES = frozenset(
 _PACKAGES = ("typing.", "enum.", "pathlib.", "numpy.")
 
 _MAX_NAMES = 100
-"""The largest number of classes in a file that get a stand-in; each lets PyTorch read the file once more."""
+"""Maximum number of classes in a file that are replaced by stand-ins; for each, PyTorch reads the file again."""
 _MAX_VALUES = 100_000
 """The largest number of values in a checkpoint's options, each counted once for each reference."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from seqgen.config.generation import GenerationConfig, Options, keys_tagged
 from seqgen.config.keys import types_of
@@ -39,33 +39,20 @@ def register_options(group: str) -> Callable[[C], C]:
         if not declared or not all("help" in each.metadata for each in declared):
             raise ConfigError(f"{where} must be a dataclass whose fields are declared by option(...)")
         for name in (each.name for each in declared):
-            if any(hasattr(schema, name) or name in types_of(schema) for schema in _schemas(GenerationConfig)):
+            if hasattr(GenerationConfig, name) or name in types_of(GenerationConfig):
                 raise ConfigError(f"{where}: the key generation.{name} exists; rename yours")
         Options.__bases__ = (options, *Options.__bases__)
-        for schema in _schemas(GenerationConfig):
-            _decorate_again(schema)
-        keys_tagged.cache_clear()
-        types_of.cache_clear()
+        _decorate_again()
         DEFAULTS.update(vars(GenerationConfig()))
         return options
 
     return decorator
 
 
-def _schemas(schema: type) -> list[type]:
-    """A class and its subclasses, each after those that it is derived from."""
-    found = [schema]
-    subclasses: list[type] = type.__subclasses__(schema)
-    for derived in subclasses:
-        found += _schemas(derived)
-    return found
-
-
-def _decorate_again(schema: Any) -> None:
-    """Give a dataclass the fields that its bases have got, in place: other modules hold the class by name."""
-    own = vars(schema).get("__annotations__", {})
-    for name in own:  # the decorator has replaced their declarations by the defaults
-        setattr(schema, name, schema.__dataclass_fields__[name])
+def _decorate_again() -> None:
+    """Give ``GenerationConfig`` the fields that its bases have got, in place: other modules hold it by name."""
     for method in ("__init__", "__repr__", "__eq__", "__match_args__"):
-        delattr(schema, method)
-    dataclass(schema)
+        delattr(GenerationConfig, method)
+    dataclass(GenerationConfig)
+    keys_tagged.cache_clear()
+    types_of.cache_clear()

@@ -18,8 +18,10 @@ from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from seqgen.config import DEFAULT_COMBINATION, SINGLE_COMPONENTS, GenerationConfig, TrainConfig
+from seqgen.config.generation import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.config.keys import annotation_of, is_group, locate, types_of
+from seqgen.config.options import DEFAULT_COMBINATION
+from seqgen.config.training import TrainConfig
 from seqgen.config.values import (
     DEFAULTS,
     check_value,
@@ -51,7 +53,7 @@ DEFAULT_COMPONENTS = {
     "optimizer": "adam",
     "lr_scheduler": "inverse_sqrt",
 }
-"""The components of a training that the user does not choose."""
+"""The component of each group that training uses unless the user chooses another."""
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -74,7 +76,7 @@ def compose_given(schema: type[R], overrides: Sequence[str]) -> tuple[R, dict[st
 
     Returns:
         The configuration, see ``compose``; and by whole key the given values of the groups ``generation`` and
-        ``debug`` and of decoding components, also those that equal the defaults.
+        ``fast`` and of decoding components, also those that equal the defaults.
 
     Raises:
         ConfigError: a key or name does not exist, or a value has the wrong type or is out of its range.
@@ -96,7 +98,7 @@ def compose_given(schema: type[R], overrides: Sequence[str]) -> tuple[R, dict[st
             parsed = _parsed(config, key, value)
             check_value(key, parsed, field.metadata)
             setattr(owner, field.name, parsed)
-            if key.startswith("debug.") or (key.startswith("generation.") and field.name in DEFAULTS):
+            if key.startswith("fast.") or (key.startswith("generation.") and field.name in DEFAULTS):
                 given[key] = parsed
         else:
             of_components.append((generation, component_key, value))
@@ -156,7 +158,7 @@ def _parsed(config: Any, key: str, value: str) -> Any:
     """
     annotation = annotation_of(config, key)
     if get_origin(annotation) is dict:
-        raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
+        raise ConfigError(f"{key!r} cannot be set as a whole; set single keys, which --help lists")
     try:
         return parse_value(key, value, annotation)
     except ValueError:

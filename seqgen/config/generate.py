@@ -6,8 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig
-from seqgen.config.generation import DebugConfig, GenerationConfig
+from seqgen.config.generation import FastConfig, GenerationConfig
 from seqgen.config.options import option
+
+OUTPUT_FORMATS = ["text", "json", "fairseq", "tsv"]
+"""The values of ``format``; ``register_output_format`` adds one."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class ReadingConfig:
         "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
     )
     ignore: list[str] = option(
-        [], "options of the checkpoint to ignore: unknown to seqgen, while you know that they do not change the model"
+        [], "options of the checkpoint to ignore: those that seqgen does not know and that do not change the model"
     )
 
 
@@ -78,8 +81,8 @@ class TraceConfig:
 
 
 @dataclass
-class JobGenerationConfig(GenerationConfig):
-    """The ``generation`` group of ``seqgen-generate``: how to decode, and how a job divides the work."""
+class JobConfig:
+    """The ``job`` group of ``seqgen-generate``: decoding in parts, which can be killed and continued."""
 
     workers: int = option(
         0,
@@ -89,12 +92,6 @@ class JobGenerationConfig(GenerationConfig):
         maximum=MOST_WORKERS,
     )
     part_lines: int = option(4096, "lines of each part of a job", minimum=1)
-
-
-@dataclass
-class JobConfig:
-    """The ``job`` group of ``seqgen-generate``: decoding in parts, which can be killed and continued."""
-
     folder: str = option(
         "", "folder for the parts of a job; empty for the output file's name with .parts", role="output_path"
     )
@@ -148,7 +145,7 @@ class GenerateConfig:
     format: str = option(
         "text",
         "output format; tsv has a header and the columns source, output, score, confidence and review",
-        choices=("text", "json", "fairseq", "tsv"),
+        choices=OUTPUT_FORMATS,
     )
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
     remove_bpe: str = option(
@@ -167,14 +164,14 @@ class GenerateConfig:
         role="output_path",
     )
     record: str = option(
-        "", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json", role="output_path"
+        "", "file (.json) for a record of the decode, which config=FILE.json repeats", role="output_path"
     )
     trace_options: TraceConfig = dataclasses.field(default_factory=TraceConfig)
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
-    generation: JobGenerationConfig = dataclasses.field(default_factory=JobGenerationConfig)
-    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    fast: FastConfig = dataclasses.field(default_factory=FastConfig)
     engine: str = option(
         "local", "where the workers of a job run: in processes of this machine, or on Ray", choices=("local", "ray")
     )

@@ -1,35 +1,37 @@
-"""The ``generation`` and ``debug`` groups: how to decode."""
+"""The ``generation`` and ``fast`` groups: how to decode."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from seqgen.config.options import CALL, CONSTRAINS, Tags, option
 from seqgen.core.errors import ConfigError
-from seqgen.registry import DECODING_COMPONENTS, SEARCHES, import_declared
+from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, import_declared
 
 OPTIONS = (
     ("seqgen.decoding.search.options", "BeamOptions"),
     ("seqgen.text.options", "LanguageOptions"),
-    ("seqgen.text.paragraph_options", "ParagraphOptions"),
+    ("seqgen.addons.paragraphs.options", "ParagraphOptions"),
     ("seqgen.decoding.engine_options", "LengthOptions"),
     ("seqgen.decoding.engine_options", "RankingOptions"),
     ("seqgen.decoding.processors.options", "ProcessorOptions"),
     ("seqgen.decoding.search.options", "StrategyOptions"),
-    ("seqgen.text.glossary_options", "GlossaryOptions"),
+    ("seqgen.addons.glossary.options", "GlossaryOptions"),
     ("seqgen.decoding.search.options", "SamplingOptions"),
     ("seqgen.decoding.speculative.options", "DraftOptions"),
     ("seqgen.text.options", "RerankingOptions"),
-    ("seqgen.decoding.catalogue_options", "CatalogueOptions"),
+    ("seqgen.addons.catalogue.options", "CatalogueOptions"),
     ("seqgen.decoding.top_tokens_options", "TopTokensOptions"),
     ("seqgen.text.options", "UnknownWordOptions"),
     ("seqgen.decoding.engine_options", "ObserverOptions"),
-    ("seqgen.text.confidence.options", "ConfidenceOptions"),
+    ("seqgen.addons.confidence.options", "ConfidenceOptions"),
     ("seqgen.decoding.engine_options", "EnsembleOptions"),
     ("seqgen.decoding.engine_options", "SpeedOptions"),
-    ("seqgen.decoding.bit_exact_options", "BitExactOptions"),
+    ("seqgen.addons.bit_exact.options", "BitExactOptions"),
     ("seqgen.decoding.engine_options", "ComponentOptions"),
 )
 """The classes with the keys of the ``generation`` group, in the order of ``--help``: module and name of each.
@@ -37,10 +39,40 @@ OPTIONS = (
 The modules import ``seqgen.config.options`` only, so that a command reads its keys without importing the features.
 """
 
+SWITCHES = (("seqgen.addons.cuda_graphs.options", "CapturedOptions"),)
+"""Likewise the classes with the keys that add-ons declare in the ``fast`` group."""
+
+KEYS_OF_ADDONS = {
+    "allowed_outputs": ("catalogue", ""),
+    "bit_exact": ("bit_exact", False),
+    "certificate": ("catalogue", False),
+    "confidence": ("confidence", ""),
+    "cuda_graphs": ("cuda_graphs", False),
+    "glossary": ("glossary", ""),
+    "input_split": ("paragraphs", ""),
+    "input_split_lang": ("paragraphs", ""),
+    "quality_features": ("confidence", []),
+    "review_risk": ("confidence", 1.0),
+    "review_share": ("confidence", 0.0),
+    "shortlist": ("catalogue", ""),
+}
+"""By key without its group, ``generation`` or ``fast``: the add-on that declares it, and its default."""
+
+
+def _classes(table: Sequence[tuple[str, str]]) -> Iterator[type]:
+    """The classes of a table, last first, without those of add-ons that are not installed."""
+    for module, name in reversed(table):
+        with suppress(MissingAddonError):
+            yield getattr(import_declared(module, name), name)
+
 
 if TYPE_CHECKING:
-    from seqgen.decoding.bit_exact_options import BitExactOptions
-    from seqgen.decoding.catalogue_options import CatalogueOptions
+    from seqgen.addons.bit_exact.options import BitExactOptions
+    from seqgen.addons.catalogue.options import CatalogueOptions
+    from seqgen.addons.confidence.options import ConfidenceOptions
+    from seqgen.addons.cuda_graphs.options import CapturedOptions
+    from seqgen.addons.glossary.options import GlossaryOptions
+    from seqgen.addons.paragraphs.options import ParagraphOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
         EnsembleOptions,
@@ -53,10 +85,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.search.options import BeamOptions, SamplingOptions, StrategyOptions
     from seqgen.decoding.speculative.options import DraftOptions
     from seqgen.decoding.top_tokens_options import TopTokensOptions
-    from seqgen.text.confidence.options import ConfidenceOptions
-    from seqgen.text.glossary_options import GlossaryOptions
     from seqgen.text.options import LanguageOptions, RerankingOptions, UnknownWordOptions
-    from seqgen.text.paragraph_options import ParagraphOptions
 
     class Options(
         ComponentOptions,
@@ -83,9 +112,7 @@ if TYPE_CHECKING:
         """The keys of all features."""
 
 else:  # fields of the last base come first
-    Options = type(
-        "Options", tuple(getattr(import_declared(module, name), name) for module, name in reversed(OPTIONS)), {}
-    )
+    Options = type("Options", tuple(_classes(OPTIONS)), {})
 
 
 @dataclass
@@ -151,10 +178,29 @@ class GenerationConfig(Options):
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
+_keys = {field.name for field in fields(GenerationConfig)}
+for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in _keys]:
+    del DECODING_COMPONENTS[_group]  # of an add-on that is not installed
+
 SINGLE_COMPONENTS = tuple(
     group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
 )
 """Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
+
+
+def check_installed(key: str) -> None:
+    """Refuse an unknown key that belongs to an add-on.
+
+    Args:
+        key: the key, with its group.
+
+    Raises:
+        MissingAddonError: it belongs to an add-on, which is not installed.
+    """
+    group, _, name = key.partition(".")
+    if group in ("generation", "fast") and name in KEYS_OF_ADDONS:
+        addon, _ = KEYS_OF_ADDONS[name]
+        raise MissingAddonError(f"unknown key {key!r}; it belongs to the add-on {addon}, which is not installed")
 
 
 @functools.cache
@@ -164,14 +210,14 @@ def keys_tagged(facts: Tags) -> tuple[str, ...]:
 
 
 @dataclass
-class DebugConfig:
-    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
+class Switches:
+    """The keys of the ``fast`` group that no add-on declares."""
 
     use_cache: bool = option(
         True,
         "keep keys and values of earlier positions (incremental state); if false, every step computes all positions",
     )
-    beam_table: str = option(
+    beam_indirection: str = option(
         "auto",
         "cache indirection: keep keys and values in place and read them by an indirection table, or reorder them; auto "
         "chooses the faster one",
@@ -180,11 +226,10 @@ class DebugConfig:
     share_encoder_output: bool = option(True, "store the encoder output once per sentence instead of once per beam")
     skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
     two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
-    shortlist_columns: bool = option(
-        True, "with a shortlist, compute only the scores of tokens that are in the shortlist of any sentence"
-    )
     narrowed_scores: bool = option(
-        True, "with a trie of allowed outputs, let the search choose among the scores of allowed tokens alone"
+        True,
+        "compute the scores of allowed tokens alone: those of a shortlist, or of a trie of allowed outputs",
+        other_names=("shortlist_columns",),
     )
     prepacked_weights: bool = option(True, "use weights arranged in the memory layout that is fastest on this CPU")
     kernel_choice: str = option(
@@ -195,10 +240,21 @@ class DebugConfig:
     lazy_compaction: bool = option(
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
     )
-    captured_steps: bool = option(
-        False, "on a GPU, record a step of the decoder once for each size and replay it (CUDA graphs)"
-    )
     continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")
+
+
+if TYPE_CHECKING:
+
+    class AllSwitches(CapturedOptions, Switches):
+        """The keys of the ``fast`` group."""
+
+else:
+    AllSwitches = type("AllSwitches", (*_classes(SWITCHES), Switches), {})
+
+
+@dataclass
+class FastConfig(AllSwitches):
+    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
 
     @classmethod
     def off(cls, *names: str) -> Self:

@@ -12,7 +12,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seqgen.config import TrainConfig
+from seqgen.config.generation import check_installed
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError
 from seqgen.registry import GROUPS
 
@@ -64,6 +65,7 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
         owner = _group(owner, part)
     fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
     if last not in fields:
+        check_installed(key)
         raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
     if _group(owner, last) is not None:
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
@@ -94,7 +96,7 @@ def _hint(config: Any, key: str) -> str:
     if found := did_you_mean(key, known):
         return found
     of_training = key.partition(".")[0] in GROUPS or key in {name for name, *_ in known_keys(TrainConfig())}
-    return ", which is one of seqgen-train; a trained model keeps its value" if of_training else ""
+    return ", which is a key of seqgen-train only; a trained model keeps its value" if of_training else ""
 
 
 def other_names(field: dataclasses.Field[Any]) -> tuple[str, ...]:
@@ -130,6 +132,7 @@ OTHER_NAMES: dict[str, str] = {
     "r": "reference",
     "s": "task.source_lang | source",
     "scoring": "reference",
+    "unnormalized": "generation.normalize_scores=false",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
     # as in seqgen-generate

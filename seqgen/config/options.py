@@ -37,8 +37,6 @@ WARPER: Tags = frozenset({"WARPER"})
 """Truncates the distribution before a token is drawn."""
 KEEPS_SCORES: Tags = frozenset({"KEEPS_SCORES"})
 """Does not change the log-probabilities of tokens."""
-KEEPS_CONFIDENCE: Tags = frozenset({"KEEPS_CONFIDENCE"})
-"""The probability that an output is good enough does not depend on it."""
 ACROSS_VOCABULARIES: Tags = frozenset({"ACROSS_VOCABULARIES"})
 """Can be used with members that have different target vocabularies."""
 NOT_IN_TRAINING: Tags = frozenset({"NOT_IN_TRAINING"})
@@ -47,6 +45,10 @@ SCORES_TARGETS: Tags = frozenset({"SCORES_TARGETS"})
 """Has an effect on the scores of known targets."""
 CONSTRAINS: Tags = frozenset({"CONSTRAINS"})
 """Demands phrases in the outputs."""
+LISTS_OUTPUTS: Tags = frozenset({"LISTS_OUTPUTS"})
+"""Names a file of the outputs that are allowed."""
+NEEDS_STEPS: Tags = frozenset({"NEEDS_STEPS"})
+"""Needs the decoding loop of ``Session``."""
 WHOLE_LINE: Tags = frozenset({"WHOLE_LINE"})
 """Is about a whole line of input, which is then not split."""
 
@@ -68,8 +70,8 @@ class Requirement(NamedTuple):
 CONSTRAINED = (
     Requirement(
         lambda cfg: not cfg.uses(WARPER),
-        "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
-        "keys that truncate the distribution forbid them; remove these keys",
+        "must be able to generate the tokens of the phrases where they are improbable, but top_k, top_p and the other "
+        "keys that truncate the distribution forbid improbable tokens; remove these keys",
     ),
     Requirement(
         lambda cfg: cfg.beam > 1,

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from seqgen.config.generation import DebugConfig, GenerationConfig, keys_tagged
+from seqgen.config.generation import FastConfig, GenerationConfig, keys_tagged
 from seqgen.config.options import ENSEMBLE
 from seqgen.config.values import DEFAULTS, typed_values
 from seqgen.registry import DECODING_COMPONENTS
@@ -44,7 +44,7 @@ class Layer:
             ConfigError: a key is unknown, or a value has the wrong type or range.
         """
         whole = by_whole_key(values)
-        for group, schema in (("generation", GenerationConfig), ("debug", DebugConfig)):
+        for group, schema in (("generation", GenerationConfig), ("fast", FastConfig)):
             of_group = {key.removeprefix(f"{group}."): whole[key] for key in whole if key.startswith(f"{group}.")}
             names = {key: names_in(key, value) for key, value in of_group.items()}
             for key, value in typed_values(schema, names, group).items():
@@ -61,7 +61,7 @@ class Layer:
 class Settings:
     """An immutable stack of layers, in which a layer overrides those below it.
 
-    A key is ``generation.beam``, ``search.groups`` (of a component) or ``debug.use_cache``. Whoever gives settings may
+    A key is ``generation.beam``, ``search.groups`` (of a component) or ``fast.use_cache``. Whoever gives settings may
     leave out ``generation.``, and may give the keys of components together, as ``components``. A value has the type of
     its key; those of keys that name components may also be objects (``Component.setting``).
 
@@ -74,7 +74,11 @@ class Settings:
 
     def with_layer(self, name: str, values: Mapping[str, Any]) -> Settings:
         """These settings with another layer on top, which is checked; without values, these settings."""
-        return Settings(*self.layers, Layer.checked(name, values)) if values else self
+        return self.plus(Layer.checked(name, values)) if values else self
+
+    def plus(self, layer: Layer) -> Settings:
+        """These settings with another layer on top, whose values are checked already."""
+        return Settings(*self.layers, layer)
 
     def over(self, name: str, values: Mapping[str, Any]) -> Settings:
         """These settings with another layer below all others, which is checked."""
@@ -96,7 +100,7 @@ class Settings:
         """The value of a key; ``default`` if no layer sets it."""
         return self.values.get(_whole(key), default)
 
-    def origin(self, key: str) -> str:
+    def layer_of(self, key: str) -> str:
         """The name of the highest layer that sets a key; ``"default"`` if none does."""
         return next((layer.name for layer in reversed(self.layers) if _whole(key) in layer.values), "default")
 
@@ -106,9 +110,9 @@ class Settings:
         return as_fields(self.values)
 
     @property
-    def debug(self) -> dict[str, Any]:
-        """The values of the ``debug`` group, by the names of the fields of ``DebugConfig``."""
-        return {key.removeprefix("debug."): value for key, value in self.values.items() if key.startswith("debug.")}
+    def fast(self) -> dict[str, Any]:
+        """The values of the ``fast`` group, by the names of the fields of ``FastConfig``."""
+        return {key.removeprefix("fast."): value for key, value in self.values.items() if key.startswith("fast.")}
 
     @cached_property
     def _comparable(self) -> tuple[Any, ...]:
@@ -122,7 +126,6 @@ class Settings:
         return hash(self._comparable)
 
 
-@dataclass
 class ResolvedConfig(GenerationConfig):
     """The ``generation`` group that ``resolve`` makes: all keys are checked together, and nobody can change them."""
 
@@ -139,14 +142,14 @@ class ResolvedSettings:
     Attributes:
         settings: the layers, without that of the model.
         generation: the values of all keys. A key whose value is an object has an empty value.
-        debug: switches of optimizations.
+        fast: switches of optimizations.
         objects: the objects, by key; a list for a key that names several components.
         notes: notes for the user.
     """
 
     settings: Settings
     generation: ResolvedConfig
-    debug: DebugConfig
+    fast: FastConfig
     objects: Mapping[str, Any]
     notes: tuple[str, ...]
 
@@ -155,7 +158,7 @@ class ResolvedSettings:
         """The values of all keys, by whole key."""
         return {
             **by_whole_key(vars(self.generation)),
-            **{f"debug.{key}": value for key, value in vars(self.debug).items()},
+            **{f"fast.{key}": value for key, value in vars(self.fast).items()},
         }
 
     @cached_property
@@ -177,15 +180,15 @@ class ResolvedSettings:
         found = {key: getattr(cfg, key) for key in keys_tagged(ENSEMBLE)} | of_components
         if "combination" in self.objects:
             found["combination"] = self.objects["combination"]
-        if specs := self.objects.get("members"):
-            found["members"] = [spec or source for spec, source in zip(specs, cfg.members, strict=True)]
+        if specs := self.objects.get("member_sources"):
+            found["member_sources"] = [spec or source for spec, source in zip(specs, cfg.member_sources, strict=True)]
         return found
 
 
 def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn values by whole key into values by the names of the fields of ``GenerationConfig``, without other groups."""
     found = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
-    of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "debug."))}
+    of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "fast."))}
     return {"components": of_components, **found} if of_components else found
 
 

@@ -130,7 +130,7 @@ class CheckpointConfig:
         0, "number of updates between two checkpoints; 0 for only at the end of epochs", minimum=0
     )
     save_interval_minutes: float = option(
-        10.0, "minutes after a checkpoint until last is saved again, between two updates; 0 for never", minimum=0
+        10.0, "save last again when the newest checkpoint is this many minutes old; 0 for never", minimum=0
     )
     keep_last_epochs: int = option(
         0, "number of epoch checkpoints to keep in addition to last and best; -1 for all", minimum=-1
@@ -150,7 +150,7 @@ class CheckpointConfig:
         other_names=("finetune_from_model", "restore_file"),
     )
     other_languages: bool = option(
-        False, "whether the text may have other languages than the model of finetune_from, as in transfer learning"
+        False, "allow text in other languages than those of the model of finetune_from, as in transfer learning"
     )
 
 
@@ -168,7 +168,7 @@ class DistributedConfig:
 
     distributed_world_size: int = option(
         1,
-        "number of processes that train together; torchrun starts them, and the command sets it",
+        "number of processes that train together; torchrun starts them, and the command sets this key",
         minimum=1,
         maximum=MOST_WORKERS,
         other_names=("data_parallel_world_size",),
@@ -193,7 +193,7 @@ class DistributedConfig:
         choices=("", "bfloat16", "float16"),
     )
     timeout: int = option(
-        600, "seconds that a process waits for the other ones; after that, all stop with an error", minimum=1
+        600, "seconds that a process waits for the others; after that, all stop with an error", minimum=1
     )
 
 

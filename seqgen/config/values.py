@@ -11,10 +11,10 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import keys_tagged
+from seqgen.config.generation import KEYS_OF_ADDONS, FastConfig, GenerationConfig, check_installed, keys_tagged
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.config.options import Requirement
+from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -90,7 +90,7 @@ DEFAULTS = {
 """The defaults of the ``generation`` group."""
 
 
-def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
+def non_default_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
     changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, value)}
     return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
@@ -120,7 +120,7 @@ def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator
     Yields:
         Pairs of a key and the reason.
     """
-    checked = {*restricting(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
+    checked = {*non_default_values(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
     for field in dataclasses.fields(GenerationConfig):
         for need in unmet(cfg, field) if field.name in checked else ():
             yield field.name, sentence_of(need)
@@ -329,6 +329,10 @@ def typed_values(schema: type, plain: Mapping[str, Any], where: str, prefix: str
     values = {}
     for key, value in plain.items():
         if key not in fields:
+            if schema in (GenerationConfig, FastConfig) and key in KEYS_OF_ADDONS:
+                if value == KEYS_OF_ADDONS[key][1]:
+                    continue  # the configuration of a run has all keys
+                check_installed(f"{'fast' if schema is FastConfig else 'generation'}.{key}")
             raise ConfigError(
                 f"{where}: unknown key {shown(f'{prefix}{key}')}{nearest(str(key), fields)}; correct or remove it"
             )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from seqgen.core.combinations import Combination, Mean, ProbabilityMean
     from seqgen.core.component import (
         ATTENTION,
-        FEATURES,
         FORBIDDEN,
+        HIDDEN_STATES,
         LAYER_LOGITS,
         MEMBER_LOGITS,
         MEMBER_LPROBS,

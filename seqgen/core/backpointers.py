@@ -146,9 +146,7 @@ class BackPointers:
 
     def last_tokens(self) -> Tensor:
         """The newest token of each beam, ``(live, beam)`` int64: the start token before the first step."""
-        if self.length == 0:
-            return self._starts()
-        return self.tokens[:, self.length - 1]
+        return self.tokens[:, self.length - 1] if self.length else self._starts()
 
     def matrix(self) -> Tensor:
         """The tokens of each beam from its start token on, ``(live, beam, 1 + step)`` int64.

@@ -40,7 +40,7 @@ Phrases: TypeAlias = Sequence[Phrase]
 """The phrases that the output of one sentence must contain."""
 
 
-FEATURES = "features"
+HIDDEN_STATES = "features"
 """A need: the last hidden features of the first member's decoder."""
 
 ATTENTION = "attention"
@@ -58,7 +58,7 @@ LAYER_LOGITS = "layer_logits"
 FORBIDDEN = "forbidden"
 """A need of observers: ``StepRecord.forbidden``."""
 
-NEEDS = (FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
+NEEDS = (HIDDEN_STATES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
 """All needs."""
 
 
@@ -137,7 +137,7 @@ class Component(Flagged):
     """The base class of all parts of a decoding step that can be exchanged."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS``,
+    """The optional parts of the step context that it reads: any of ``HIDDEN_STATES``, ``ATTENTION``, ``MEMBER_LOGITS``,
     ``MEMBER_LPROBS`` and ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
 
     sentence_state: ClassVar[tuple[str, ...]] = ()
@@ -150,19 +150,19 @@ class Component(Flagged):
     """The key of the ``generation`` group whose value may be such an object in place of a name; empty if none is."""
 
     certifiable: bool = False
-    """True if ``generation.certificate`` may be used with it. Of log-probabilities, a combination makes scores of at
-    most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a
-    strategy prunes only candidates that score below its beams."""
+    """True if the scores of pruned outputs can be bounded. Of log-probabilities, a combination makes scores of at most
+    0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a strategy
+    prunes only candidates that score below its beams."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("needs", "sentence_state", "beam_state"):
             if isinstance(given := getattr(cls, name), str):
-                raise ConfigError(f"{defined_in(cls)}: {cls.__name__}.{name} is the text {given!r}; write {[given]}")
+                raise ConfigError(f"{defined_in(cls)}: {cls.__name__}.{name} is the string {given!r}; write {[given]}")
         if not isinstance(cls.needs, property) and (unknown := sorted(map(str, {*cls.needs} - {*NEEDS}))):
             raise ConfigError(
-                f"{defined_in(cls)}: {cls.__name__}.needs has {unknown[0]!r}, which nothing "
-                f"computes{nearest(unknown[0], NEEDS)}; the needs are {', '.join(NEEDS)}"
+                f"{defined_in(cls)}: {cls.__name__}.needs has {unknown[0]!r}, which is not a "
+                f"need{nearest(unknown[0], NEEDS)}; the needs are {', '.join(NEEDS)}"
             )
 
     @classmethod
@@ -298,7 +298,7 @@ def begin_component(component: C, batch: BatchInfo) -> C:
         if not isinstance(value, Tensor) or value.shape[: len(shape)] != shape:
             given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             sizes = ", ".join(map(str, shape))
-            wrong = f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}"
+            wrong = f"must set the state {name!r} to a tensor ({sizes}, ...), not {given}"
             raise contract_error(found, "begin", wrong)
     return found
 
@@ -311,7 +311,7 @@ def with_fields(components: Iterable[Component]) -> list[Component]:
 def fields_of(
     components: Iterable[Component], candidates: Candidates, context: Any, known: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The fields of candidates, with what they return checked.
+    """The fields of candidates, after a check of what the components return.
 
     Args:
         components: see ``Component.token_fields``.
@@ -325,17 +325,15 @@ def fields_of(
     """
     found: dict[str, Tensor] = {}
     for one in with_fields(components):
-        fields: Mapping[str, Tensor] = check_returned(
-            one, "token_fields", one.token_fields(candidates, context), Mapping
-        )
-        for name, value in fields.items():
+        values: Any = check_returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        for name, value in values.items():
             if name in found:
                 raise ConfigError(
-                    f"{type(one).__name__} and another component have a field {name!r}; remove one of them"
+                    f"{type(one).__name__} and another component both return the field {name!r}; remove one of the two"
                 )
             like = known[name][:, 0] if name in known else check_returned(one, "token_fields", value, Tensor)
             shape, device = (*candidates.tokens.shape, *like.shape[2:]), candidates.tokens.device
             found[name] = check_returned_tensor(one, "token_fields", value, shape, like.dtype, device, f"{name} ")
     if known and (other := sorted({*found} ^ {*known} - {CONTINUATION})):
-        raise DecodingError(f"the field {other[0]!r} is missing at some steps; its token_fields must always return it")
+        raise DecodingError(f"the field {other[0]!r} is missing at some steps; token_fields must return it at each")
     return found

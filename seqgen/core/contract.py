@@ -41,8 +41,8 @@ class Hooked:
         super().__init_subclass__(**kwargs)
         if not is_built_in(cls):
             wrong = [
-                f"{cls.__name__} defines {name!r}, which nothing calls or reads; did you mean {hook!r}?, or, if it is "
-                f"no hook, rename it, for example _{name}"
+                f"{cls.__name__} defines {name!r}, which nothing calls or reads (did you mean {hook!r}?); correct the "
+                f"name, or, if it is no hook, rename it, for example to _{name}"
                 for name, hook in misspelt(cls)
             ]
             if wrong:
@@ -146,8 +146,8 @@ def check_returned(owner: Any, method: str, value: Any, kind: Callable[..., T]) 
     """
     expected: Any = kind
     if not isinstance(value, expected):
-        given = "None; is a return missing?" if value is None else f"a {type(value).__name__}"
-        raise contract_error(owner, method, f"must return a {expected.__name__} and returns {given}")
+        given = "None; is a return statement missing?" if value is None else f"a {type(value).__name__}"
+        raise contract_error(owner, method, f"must return a {expected.__name__} but returns {given}")
     found: T = value
     return found
 
@@ -185,7 +185,7 @@ def check_returned_tensor(
     if (found.shape, found.device) != (sizes, device) or len(sizes) != len(shape) or not right_dtype:
         kind, wanted = dtype or "a floating-point dtype", str(tuple(shape)).replace("-1", "any")
         given = f"{tuple(found.shape)} of {found.dtype} on {found.device}"
-        raise contract_error(owner, method, f"must return {name}{wanted} of {kind} on {device} and returns {given}")
+        raise contract_error(owner, method, f"must return {name}{wanted} of {kind} on {device} but returns {given}")
     return found
 
 

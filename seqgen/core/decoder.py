@@ -17,7 +17,6 @@ from seqgen.core.incremental_state import (
     StateDict,
     StatefulModule,
     StateKey,
-    beam_size_of,
     rows_of_parents,
     rows_of_sentences,
 )
@@ -155,8 +154,7 @@ class PositionCounter(StatefulModule):
     def count(self, incremental_state: StateDict | None) -> int:
         """The number of positions so far; 0 without a state."""
         module_state = self.get_state(incremental_state)
-        positions: int = 0 if module_state is None else module_state["positions"]
-        return positions
+        return 0 if module_state is None else int(module_state["positions"])
 
     def add(self, incremental_state: StateDict | None, positions: int) -> None:
         """Count more positions; does nothing without a state."""
@@ -166,17 +164,11 @@ class PositionCounter(StatefulModule):
         """Return the count unchanged: all rows share it."""
         return module_state
 
-    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
-        """Return the count unchanged."""
-        return module_state
-
     def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Subtract the removed positions."""
-        return {"positions": module_state["positions"] - positions}
+        return {**module_state, "positions": module_state["positions"] - positions}
 
-    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Subtract the removed positions."""
-        return {"positions": module_state["positions"] - positions}
+    crop_state = roll_back_state
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """The larger count, since positions are aligned at the last one."""
@@ -326,7 +318,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             incremental_state: the state of this decoder.
             keep: ``(kept,)`` int64 indices of the sentences to keep.
         """
-        beam_size = beam_size_of(incremental_state)
+        beam_size = getattr(incremental_state, "beam_size", 1)
         start_offsets = incremental_state.start_offsets if isinstance(incremental_state, IncrementalState) else None
         if self.moves_rows_by_modules:
             _change(incremental_state, "select_state", keep, beam_size)
@@ -355,7 +347,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             latest = int(incremental_state.start_offsets.max())
             if seen - positions < latest:
                 raise ValueError(
-                    f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
+                    f"{positions} of {seen} positions cannot be rolled back: a sentence starts at position {latest}"
                 )
         if positions > 0:
             _change(incremental_state, "roll_back_state", positions)
@@ -382,7 +374,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         start_offsets = incremental_state.start_offsets
         if not 0 <= positions <= int(start_offsets.min()):
             raise ValueError(
-                f"the first {positions} positions are seen by a sentence that starts at {int(start_offsets.min())}"
+                f"{positions} positions cannot be cropped: a sentence starts at position {int(start_offsets.min())}"
             )
         self.drop_first(incremental_state, positions)
         incremental_state.start_offsets = start_offsets - positions
@@ -429,17 +421,16 @@ class IncrementalDecoder(StatefulModule, Decoder):
         _check_can(self, self.can_merge, "merge batches", "can_merge")
         if incremental_state.beam_size != other.beam_size:
             raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be merged")
-        seen = [self.positions_seen(state) for state in (incremental_state, other)]
+        states = incremental_state, other
+        seen = [self.positions_seen(state) for state in states]
         if 0 in seen or set(incremental_state) != set(other):
             raise ValueError("batches can be merged only after both have decoded a step, with the same model")
         merged = copy.copy(incremental_state)
         merged.shared = {}
-        start_offsets = [
-            state.start_offsets + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)
-        ]
-        merged.start_offsets = torch.cat(start_offsets)
+        begins = [state.start_offsets + max(seen) - n for state, n in zip(states, seen, strict=True)]
+        merged.start_offsets = torch.cat(begins)
         for key, module_state in incremental_state.items():
-            merged[key] = _owner(key).merge_states(module_state, other[key])
+            merged[key] = key.owner.merge_states(module_state, other[key])
         return merged
 
     def set_beam_size(self, beam_size: int) -> None:
@@ -466,14 +457,5 @@ def _change(
         keys: the keys of the modules whose state is changed; all by default.
     """
     for key in list(incremental_state if keys is None else keys):
-        owner = _owner(key)
-        changed = getattr(owner, method)(incremental_state[key], *arguments)
-        incremental_state[key] = changed if type(changed) is dict else check_returned(owner, method, changed, dict)
-
-
-def _owner(key: Any) -> StatefulModule:
-    owner = key.owner
-    if owner is None:
-        raise RuntimeError("a decoding state holds the state of a module that no longer exists; start with a new state")
-    module: StatefulModule = owner
-    return module
+        changed = getattr(key.owner, method)(incremental_state[key], *arguments)
+        incremental_state[key] = changed if type(changed) is dict else check_returned(key.owner, method, changed, dict)

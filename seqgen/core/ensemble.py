@@ -31,7 +31,7 @@ class Ensemble:
         self.combination = combination or ProbabilityMean()
         weights = self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
         if len(check_returned(self.combination, "attention_weights", weights, Sequence)) != len(self.members):
-            what = f"must return a weight for each of {len(self.members)} members and returns {weights}"
+            what = f"must return a weight for each of {len(self.members)} members but returns {weights}"
             raise contract_error(self.combination, "attention_weights", what)
 
     @property

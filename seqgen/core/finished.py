@@ -312,7 +312,7 @@ class Coverage(Component):
             return
         if attention is None:
             raise ConfigError(
-                "generation.coverage_penalty needs attention weights, and this model returns none; remove it"
+                "generation.coverage_penalty needs attention weights, but this model returns none; remove the key"
             )
         self.received = self.received + attention
 

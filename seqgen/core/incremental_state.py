@@ -43,9 +43,13 @@ class StateKey:
         self._owner = weakref.ref(owner) if owner is not None else None
 
     @property
-    def owner(self) -> StatefulModule | None:
-        """The module that the key belongs to; ``None`` if it no longer exists."""
-        return self._owner() if self._owner is not None else None
+    def owner(self) -> StatefulModule:
+        """The module that the key belongs to; an error if it no longer exists."""
+        if self._owner is None or (owner := self._owner()) is None:
+            raise RuntimeError(
+                "a decoding state holds the state of a module that no longer exists; start with a new state"
+            )
+        return owner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateKey:
         return self  # a copied state belongs to the same module; a copied module finds that it is not the owner
@@ -66,8 +70,8 @@ class IncrementalState(dict[StateKey, ModuleState]):
         beam_size: rows of each sentence; rows are sentence-major.
         start_offsets: ``(sentences,)`` int64, the step at which each sentence entered the batch. The rows of a sentence
             do not attend to positions before it, and their positions count from it.
-        beam_table: whether self-attention uses an indirection table, with which keys and values stay in place; with
-            ``None``, while that is faster. See ``modules/multihead_attention.py``.
+        beam_indirection: whether self-attention uses an indirection table, with which keys and values stay in place;
+            with ``None``, while that is faster. See ``modules/multihead_attention.py``.
         max_roll_back: the largest number of positions that will be rolled back at once; modules that drop old inputs
             keep this many more.
         shared: values that several modules share, by name.
@@ -78,7 +82,7 @@ class IncrementalState(dict[StateKey, ModuleState]):
     def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
         super().__init__()
         self.beam_size = beam_size
-        self.beam_table: bool | None = None
+        self.beam_indirection: bool | None = None
         self.shared: dict[str, Any] = {}
         self._start_offsets = torch.zeros(num_sentences, dtype=torch.int64, device=device)
         self._late: bool | None = False
@@ -103,10 +107,6 @@ class IncrementalState(dict[StateKey, ModuleState]):
         if self._late is None:
             self._late = bool(self._start_offsets.any())
         return self._late
-
-    def count_down(self) -> None:
-        """Decrease the start offsets by 1, in place, to at least 0, without asking the device whether any is above."""
-        self._start_offsets.sub_(1).clamp_(min=0)
 
     def select_start_offsets(self, start_offsets: Tensor, keep: Tensor) -> None:
         """Select those of the sentences ``keep``, ``(kept,)`` int64; if all were 0, the device is not asked again."""
@@ -138,11 +138,6 @@ class IncrementalState(dict[StateKey, ModuleState]):
                 "sentence; reorder within sentences, or whole sentences"
             )
         self.start_offsets = by_sentence[:, 0].contiguous()
-
-
-def beam_size_of(incremental_state: StateDict) -> int:
-    """Rows of each sentence: 1 for a plain dict, whose rows are independent."""
-    return getattr(incremental_state, "beam_size", 1)
 
 
 class StatefulModule(nn.Module, Flagged):
@@ -290,10 +285,8 @@ def leaves(value: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, part in items:
-            owner = key.owner if isinstance(key, StateKey) else key
-            yield from leaves(
-                part, f"{path} of {type(owner).__name__}" if isinstance(key, StateKey) else f"{path}.{key}"
-            )
+            name = f" of {type(key.owner).__name__}" if isinstance(key, StateKey) else f".{key}"
+            yield from leaves(part, path + name)
     elif isinstance(value, Tensor) or not hasattr(value, "__dict__"):
         yield path, value
     if not isinstance(value, Tensor) and hasattr(value, "__dict__"):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS
 from seqgen.core.contract import check_returned, check_returned_tensor
 from seqgen.core.decoder import Decoder, IncrementalDecoder
 from seqgen.core.encoder import Encoder
@@ -29,7 +29,8 @@ class FastPaths:
 
     Attributes:
         use_cache: decoders keep the state of earlier positions.
-        beam_table: ``"on"`` or ``"off"`` for the indirection table of self-attention; ``"auto"`` while it is faster.
+        beam_indirection: ``"on"`` or ``"off"`` for the indirection table of self-attention; ``"auto"`` while it is
+            faster.
         share_encoder_output: the encoder output has one row for each sentence instead of one for each beam.
         skip_log_softmax: the log-softmax stays pending where that is possible; see ``Scores``.
         two_stage_candidates: the best candidates are searched in two stages; see ``best_continuations``.
@@ -39,7 +40,7 @@ class FastPaths:
     """
 
     use_cache: bool = True
-    beam_table: str = "auto"
+    beam_indirection: str = "auto"
     share_encoder_output: bool = True
     skip_log_softmax: bool = True
     two_stage_candidates: bool = True
@@ -59,7 +60,7 @@ class MemberSpec:
             classifier-free guidance does. Any other member has a source in the batch.
     """
 
-    setting: ClassVar[str] = "members"
+    setting: ClassVar[str] = "member_sources"
     """The key whose value can be an object of this class."""
 
     model: EncoderDecoderModel
@@ -147,7 +148,7 @@ def run_decoder(
     """
     need_attention = ATTENTION in needs
     with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
-        if FEATURES not in needs and output_layer is None:
+        if HIDDEN_STATES not in needs and output_layer is None:
             found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
             out = found if type(found) is DecoderOut else check_returned(decoder, "forward", found, DecoderOut)
             return MemberOutput(out.logits, out.attention, None, layers)
@@ -198,10 +199,10 @@ class Member:
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
-            self.state.beam_table = {"auto": None, "on": True, "off": False}[fast.beam_table]
+            self.state.beam_indirection = {"auto": None, "on": True, "off": False}[fast.beam_indirection]
 
     def computing(self) -> AbstractContextManager[object]:
-        """The context in which the encoder and the decoder run; a subclass may set what lasts for the batch."""
+        """The context in which the encoder and the decoder run; a subclass can set up what lasts for the batch."""
         return nullcontext()
 
     def finish(self, notes: set[str]) -> None:
@@ -251,12 +252,8 @@ class Member:
 
     def merge(self, other: Member) -> None:
         """Append the sentences of another batch, decoded by the same model."""
-        decoder, encoder = self.model.decoder, self.model.encoder
-        assert isinstance(decoder, IncrementalDecoder)
-        assert self.state is not None
-        assert other.state is not None
-        self.encoder_out = encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
-        self.state = decoder.merge(self.state, other.state)
+        self.encoder_out = self.model.encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
+        self.state = self.model.decoder.merge(self.state, other.state)  # type: ignore[operator]
 
     def crop(self, positions: int) -> None:
         """Drop the first positions, which no sentence sees."""
@@ -281,8 +278,8 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
     for model in models:
         if not has_features(model.decoder):
             raise ConfigError(
-                f"{what} needs hidden features, and {type(model.decoder).__name__} has no extract_features; implement "
-                "extract_features and output_layer in place of forward, or remove it"
+                f"{what} needs hidden features, but {type(model.decoder).__name__} has no extract_features; implement "
+                f"extract_features and output_layer in place of forward, or remove {what}"
             )
 
 
@@ -313,10 +310,10 @@ def check_layers(models: Sequence[EncoderDecoderModel], what: str) -> None:
         ConfigError: there are several models, or the decoder has no ``early_exit``.
     """
     if len(models) > 1:
-        raise ConfigError(f"{what} needs the layers of one model, and this is an ensemble of {len(models)}; give one")
+        raise ConfigError(f"{what} needs the layers of a single model, not of an ensemble of {len(models)}; give one")
     decoder = type(models[0].decoder)
     if decoder.early_exit is Decoder.early_exit:  # type: ignore[union-attr]
         raise ConfigError(
-            f"{what} needs the logits of each layer, and {decoder.__name__} has no early_exit; implement it, or leave "
-            f"{what} out"
+            f"{what} needs the logits of each layer, but {decoder.__name__} has no early_exit; implement it, or remove "
+            f"{what}"
         )

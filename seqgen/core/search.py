@@ -171,5 +171,5 @@ def choose_candidates(search: Search, context: StepContext, scores: Scores) -> C
         if bool((wrong["tokens"] | wrong["beams"]).any()):
             name = "tokens" if bool(wrong["tokens"].any()) else "beams"
             bad = int(getattr(found, name)[wrong[name]][0])
-            raise contract_error(search, "step", f"must return {name} from 0 to {sizes[name] - 1} and returns {bad}")
+            raise contract_error(search, "step", f"must return {name} from 0 to {sizes[name] - 1} but returns {bad}")
     return found

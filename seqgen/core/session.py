@@ -13,7 +13,7 @@ from torch import Tensor
 from seqgen.core.backpointers import BackPointers
 from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.component import (
-    FEATURES,
+    HIDDEN_STATES,
     LAYER_LOGITS,
     BatchInfo,
     Component,
@@ -74,8 +74,8 @@ class Session:
         sources = setup.ensemble.sources(request.sample)
         device, count = sources[0].src_tokens.device, request.sample.num_sentences
         models = [spec.model for spec in setup.ensemble.members]
-        if FEATURES in setup.needs:
-            check_features(models[:1], setup.needing(FEATURES))
+        if HIDDEN_STATES in setup.needs:
+            check_features(models[:1], setup.needing(HIDDEN_STATES))
         if LAYER_LOGITS in setup.needs:
             check_layers(models, setup.needing(LAYER_LOGITS))
         start = self._begin_members(sources)
@@ -223,7 +223,7 @@ class Session:
         """Run each member on the newest token of each row."""
         tokens, needs = self._decoder_input(), self.setup.needs
         return [
-            member.next_output(tokens, needs - {FEATURES} if number else needs)
+            member.next_output(tokens, needs - {HIDDEN_STATES} if number else needs)
             for number, member in enumerate(self.members)
         ]
 

@@ -61,11 +61,9 @@ class BatchStage(Protocol):
 
     def before(self, sample: Batch) -> Batch:
         """The batch that is decoded in place of ``sample``; its sentences are the same."""
-        ...
 
     def after(self, one: Hypothesis, sample: Batch) -> Hypothesis:
         """The result for ``sample``, given that of the batch that was decoded."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class DecodingSetup:
         of_decoder = next(filter(None, found), "")
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(self.fast, name)]
         reasons = {
-            f"debug.{listing(off)} is off": off,
+            f"fast.{listing(off)} is off": off,
             "a stage changes batches before they are decoded": self.stages,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
             f"{listing(unset)} does not support it": unset,

@@ -200,8 +200,8 @@ class Source:
         """
         if not isinstance(encoder_out, EncoderOut):
             raise ValueError(
-                f"a source is given as the EncoderOut that an encoder returns, not as {type(encoder_out).__name__}; "
-                "write EncoderOut(encoder_out, encoder_padding_mask)"
+                f"the encoder's output must be an EncoderOut, not a {type(encoder_out).__name__}; write "
+                "EncoderOut(encoder_out, encoder_padding_mask)"
             )
         features, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
         src_tokens = torch.full(features.shape[:2], eos, device=features.device)

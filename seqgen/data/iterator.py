@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ class Batches:
         """
         return Batches(self.order, self.starts[which], self.stops[which])
 
-    def shard(self, rank: int, world_size: int) -> Batches:
+    def shard(self, rank: int, world_size: int, first: int = 0) -> Batches:
         """The batches of one rank: every ``world_size``-th batch, beginning with number ``rank``.
 
         Every batch is used exactly once, so that the last ranks may get one batch less.
@@ -58,8 +58,9 @@ class Batches:
         Args:
             rank: the process, from 0.
             world_size: number of processes.
+            first: batches before this one are left out.
         """
-        return self.select(np.arange(rank, len(self), world_size))
+        return self.select(np.arange(first + rank, len(self), world_size))
 
 
 def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None = None) -> NDArray[np.int64]:
@@ -202,9 +203,7 @@ class EpochIterator:
     @property
     def batches(self) -> Batches:
         """This rank's batches of positions in the dataset, from ``first`` to the end of the current epoch."""
-        batches = self._all_batches()
-        rest = batches.select(np.arange(self.first, len(batches)))
-        return rest.shard(self.rank, self.world_size)
+        return self._all_batches().shard(self.rank, self.world_size, self.first)
 
     @property
     def rounds(self) -> int:
@@ -215,7 +214,7 @@ class EpochIterator:
         """Number of this rank's batches from ``first`` to the end of the current epoch, consumed ones included."""
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """Iterate over the rest of the current epoch, then increase ``epoch``."""
         epoch, batches = self.epoch, self.batches
         left = range(self.consumed, len(batches))
@@ -227,7 +226,7 @@ class EpochIterator:
             self.epoch, self.first, self.consumed = epoch + 1, 0, 0
 
     def spare(self) -> Batch:
-        """One example of the current epoch, for a rank that has no batch left but computes along with the others."""
+        """One example of the current epoch, for a rank that has no batch left but must still compute."""
         position = int(self._all_batches()[0][0])
         return self.collate([self.dataset.example(position, epoch=self.epoch, seed=self.seed)])
 

@@ -88,12 +88,6 @@ def span_mask(length: int, density: float, mean_span: float, rng: np.random.Gene
     return mask
 
 
-def _starts(mask: Mask) -> Mask:
-    """``(n,)`` bool, true at the first position of each run of true values."""
-    before: Mask = np.concatenate([[False], mask[:-1]])
-    return mask & ~before
-
-
 def replace_spans(tokens: Tokens, mask: Mask, sentinels: Tokens) -> tuple[Tokens, Tokens]:
     """Replace each hidden span by a sentinel, and list the sentinels, each followed by its span.
 
@@ -110,7 +104,7 @@ def replace_spans(tokens: Tokens, mask: Mask, sentinels: Tokens) -> tuple[Tokens
     Raises:
         DataError: there are too few sentinels.
     """
-    starts = _starts(mask)
+    starts = mask & ~np.concatenate([[False], mask[:-1]])  # the first position of each span
     spans = int(starts.sum())
     closing = len(mask) > 0 and not mask[-1]
     check_sentinels(spans + closing, len(sentinels))

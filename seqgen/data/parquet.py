@@ -13,8 +13,8 @@ ROWS = 4096
 """Number of rows that are read at a time."""
 
 _RATIO, _SMALL = 1000, 1 << 26
-"""Characters that a file may have for each of its bytes, as a ``.gz`` file; more are possible if they are fewer than
-the second number."""
+"""Maximum characters of text for each byte of a file, as for ``.gz`` files; the limit does not apply to texts of
+fewer characters than the second number."""
 
 
 def read_column(file: Path, column: str, key: str) -> Iterator[str]:
@@ -33,7 +33,7 @@ def read_column(file: Path, column: str, key: str) -> Iterator[str]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError(f"{file} is read by a package that is missing: pip install pyarrow") from None
+        raise ConfigError(f"{file} can be read only with a package that is missing: pip install pyarrow") from None
     number = size = 0
     try:
         schema, limit = parquet.read_schema(file), max(_SMALL, _RATIO * file.stat().st_size)
@@ -102,7 +102,7 @@ def _check_column(schema: Any, file: Path, column: str, key: str) -> None:
     """Refuse a file whose column is missing, occurs twice, or is not text."""
     if column not in schema.names:
         raise DataError(
-            f"{file} has no column {column!r}{nearest(column, schema.names)}; name the column of the text by {key}"
+            f"{file} has no column {column!r}{nearest(column, schema.names)}; set {key} to the column of the text"
         )
     if schema.names.count(column) > 1:
         raise DataError(f"{file} has several columns {column!r}; rename all but one of them")
@@ -110,6 +110,5 @@ def _check_column(schema: Any, file: Path, column: str, key: str) -> None:
     kind = kind.value_type if str(kind).startswith("dictionary") else kind
     if str(kind) not in ("string", "large_string", "string_view"):
         raise DataError(
-            f"{file}: the values of {column!r} are not text but {shown(str(kind))}; name the column of the text by "
-            f"{key}"
+            f"{file}: the values of {column!r} are not text but {shown(str(kind))}; set {key} to the column of the text"
         )

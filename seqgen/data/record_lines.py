@@ -342,7 +342,7 @@ def read_header(files: Sequence[Path]) -> list[str]:
     columns = split_columns(first_line(files[0]))
     for path in files[1:]:
         if split_columns(first_line(path)) != columns:
-            raise DataError(f"{path} has other columns in its first line than {files[0]}; give files of one kind")
+            raise DataError(f"the first line of {path} has other columns than that of {files[0]}; give equal columns")
     if len(set(columns)) < len(columns):
         raise ConfigError(f"{files[0]}: two columns have the same name: {shown(', '.join(columns))}")
     return columns

@@ -105,6 +105,6 @@ def _check_columns(file: Path, names: list[str], known: list[str]) -> None:
     for name, key in zip(names, COLUMN_KEYS, strict=True):
         if name not in known:
             raise DataError(
-                f"{file}, line 1 has no column {name!r}{nearest(name, known)} but: {shown(', '.join(known))}; name "
-                f"the column by {key}"
+                f"{file}, line 1 has no column {name!r}{nearest(name, known)}; the columns are "
+                f"{shown(', '.join(known))}; set {key} to one of them"
             )

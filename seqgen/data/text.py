@@ -172,7 +172,6 @@ class ByteLines(Protocol):
 
     def readline(self, limit: int, /) -> bytes:
         """The next line, cut after ``limit`` bytes; empty at the end."""
-        ...
 
 
 def stream_lines(stream: ByteLines, name: str) -> Iterator[str]:
@@ -374,7 +373,7 @@ def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> Da
     plain, hint = prefix.removesuffix(".gz"), similar_path(Path(f"{prefix}.{lang}"))
     if Path(prefix).is_file():
         table = "a table (.tsv, .jsonl or .parquet, but not .csv)"
-        hint = f"; {prefix} is one file, and pairs in one file are {table} of task=translation"
+        hint = f"; {prefix} is a single file: pairs in a single file must be {table}, for task=translation"
     for language in languages:
         if plain.endswith(f".{language}"):
             hint = f"; remove the language: {key}={plain.removesuffix(f'.{language}')}"

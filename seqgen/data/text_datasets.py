@@ -44,7 +44,16 @@ class BlockDataset:
             files = ", ".join(file for file, _ in store.meta.files[:3])
             raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
         self.line_starts = np.concatenate([[0], np.cumsum(lengths)])
-        self.bounds = _cut_lines(lengths, self.line_starts, break_mode, block_size)
+        if break_mode == "none":
+            pieces = [(0, int(self.line_starts[-1]))]
+        elif break_mode == "eos":
+            ends = self.line_starts[1:].tolist()
+            pieces = [(end - size, end) for size, end in zip(lengths.tolist(), ends, strict=True) if size > 1]
+        else:
+            pieces = _whole_lines(lengths.tolist(), block_size, documents=break_mode == "complete_doc")
+        starts = ((start, stop) for begin, stop in pieces for start in range(begin, stop, block_size))
+        # begin and end of each example in the text
+        self.bounds = np.array([(start, min(start + block_size, stop)) for start, stop in starts], np.int64)
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -94,22 +103,6 @@ class BlockDataset:
         lines = [[*self.store[line], self.eos] for line in range(first, last + 1)]
         text = np.array([token for line in lines for token in line], np.int64)
         return text[start - self.line_starts[first] : stop - self.line_starts[first]]
-
-
-def _cut_lines(
-    lengths: NDArray[np.int64], line_starts: NDArray[np.int64], break_mode: str, size: int
-) -> NDArray[np.int64]:
-    """Begin and end of each example in the text, ``(n, 2)``."""
-    total = int(line_starts[-1])
-    if break_mode == "none":
-        pieces = [(0, total)]
-    elif break_mode == "eos":
-        pieces = [(start, start + n) for start, n in zip(line_starts.tolist(), lengths.tolist(), strict=False) if n > 1]
-    else:
-        pieces = _whole_lines(lengths.tolist(), size, documents=break_mode == "complete_doc")
-    return np.array(
-        [(start, min(start + size, stop)) for begin, stop in pieces for start in range(begin, stop, size)], np.int64
-    )
 
 
 def _whole_lines(lengths: list[int], size: int, documents: bool) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,7 +206,7 @@ PARALLEL_CHUNKS = 8
 
 
 class LineError(Exception):
-    """A ``LineEncoder`` cannot encode a line; ``build_store`` adds the file and the line's number.
+    """A ``TokenEncoder`` cannot encode a line; ``build_store`` adds the file and the line's number.
 
     Args:
         index: index of the line in the argument of ``encode_lines``, from 0.
@@ -219,37 +219,11 @@ class LineError(Exception):
         self.reason = reason
 
 
-class LineEncoder(Protocol):
-    """Turns lines into values for a store; it must be picklable, because it is sent to worker processes."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the values."""
-
-    @property
-    def unknown(self) -> int | None:
-        """The value of unknown tokens, which are counted for reports; ``None`` if there are none."""
-
-    def fingerprint(self) -> str:
-        """A string of everything that ``encode_lines`` depends on."""
-
-    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """Encode lines.
-
-        Args:
-            lines: the lines.
-
-        Returns:
-            A sequence of values for each line.
-
-        Raises:
-            LineError: a line cannot be encoded.
-        """
-
-
 @dataclass
 class TokenEncoder:
-    """Encodes lines as a tokenizer's ids, without end-of-sentence.
+    """Encodes lines as a tokenizer's ids, without end-of-sentence; it is sent to worker processes.
+
+    A subclass may read other lines; ``encode_lines`` then raises ``LineError`` for a line that it cannot read.
 
     Attributes:
         tokenizer: the tokenizer.
@@ -263,12 +237,12 @@ class TokenEncoder:
         return np.dtype(np.uint16 if len(self.tokenizer.dictionary) <= 1 << 16 else np.uint32)
 
     @property
-    def unknown(self) -> int | None:
-        """The id of the unknown token."""
+    def unknown(self) -> int:
+        """The id of the unknown token, whose occurrences are counted for reports."""
         return self.tokenizer.dictionary.unk()
 
     def fingerprint(self) -> str:
-        """The tokenizer's fingerprint."""
+        """A string of everything that ``encode_lines`` depends on."""
         return self.tokenizer.fingerprint()
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
@@ -286,24 +260,22 @@ class _Encoded:
     unknown_lines: NDArray[np.int64]
 
 
-def _encode(encoder: LineEncoder, chunk: LineChunk) -> _Encoded:
+def _encode(encoder: TokenEncoder, chunk: LineChunk) -> _Encoded:
     try:
         rows = encoder.encode_lines(chunk.decode())
     except LineError as error:
         raise DataError(f"{chunk.path}, line {chunk.first + error.index}: {error.reason}") from None
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     values = np.fromiter(chain.from_iterable(rows), encoder.dtype, int(lengths.sum()))
-    if encoder.unknown is None:
-        return _Encoded(values, lengths, 0, np.empty(0, np.int64))
     where = np.flatnonzero(values == encoder.unknown)
     lines = np.unique(np.searchsorted(np.cumsum(lengths), where, side="right"))
     return _Encoded(values, lengths, len(where), lines)
 
 
-_encoder: LineEncoder | None = None
+_encoder: TokenEncoder | None = None
 
 
-def _begin_worker(encoder: LineEncoder, parent: int) -> None:
+def _begin_worker(encoder: TokenEncoder, parent: int) -> None:
     global _encoder  # noqa: PLW0603  # sent once to each worker process, not with every chunk
     _encoder = encoder
     # The parent handles signals and stops its workers. In case it is killed, each worker watches for the parent's end.
@@ -323,11 +295,11 @@ def available_cores() -> int:
 
 
 Reader = Callable[[Path, int], Iterator[LineChunk]]
-"""Reads a file in chunks of about so many bytes, such as ``read_chunks``."""
+"""Reads a file in chunks of about this many bytes, such as ``read_chunks``."""
 
 
 def _encode_all(
-    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int, skip_lines: int, read: Reader
+    files: Sequence[Path], encoder: TokenEncoder, workers: int, chunk_bytes: int, skip_lines: int, read: Reader
 ) -> Iterator[tuple[int, _Encoded]]:
     """Encode files chunk by chunk; yields the index of the file and the encoded chunk, in order of the text."""
     chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read(path, chunk_bytes))
@@ -369,7 +341,10 @@ class _Writer:
             self._append(offsets, OFFSETS, np.zeros(1, np.int64))
             for file, chunk in chunks:
                 ends = self.meta.values + np.cumsum(chunk.lengths)
-                self._note_unknown(chunk)
+                room = MAX_EXAMPLES - len(self.meta.unknown_examples)
+                self.meta.unknown_values += chunk.unknown_values
+                self.meta.unknown_lines += len(chunk.unknown_lines)
+                self.meta.unknown_examples += (chunk.unknown_lines[:room] + self.meta.sequences).tolist()
                 self._append(values, VALUES, chunk.values)
                 self._append(offsets, OFFSETS, ends)
                 self.meta.values += len(chunk.values)
@@ -383,18 +358,12 @@ class _Writer:
         self.meta.checksums[name] = zlib.crc32(content, self.meta.checksums[name])
         file.write(content)
 
-    def _note_unknown(self, chunk: _Encoded) -> None:
-        self.meta.unknown_values += chunk.unknown_values
-        self.meta.unknown_lines += len(chunk.unknown_lines)
-        room = MAX_EXAMPLES - len(self.meta.unknown_examples)
-        self.meta.unknown_examples += (chunk.unknown_lines[:room] + self.meta.sequences).tolist()
-
 
 def build_store(
     cache: Path,
     label: str,
     files: Sequence[Path],
-    encoder: LineEncoder,
+    encoder: TokenEncoder,
     *,
     workers: int = 1,
     chunk_bytes: int = CHUNK_BYTES,

@@ -14,12 +14,10 @@ class Vocabularies(Protocol):
     @property
     def source_dictionary(self) -> Dictionary:
         """The vocabulary of the source."""
-        ...
 
     @property
     def target_dictionary(self) -> Dictionary:
         """The vocabulary of the target."""
-        ...
 
 
 def embedding_sizes(task: Vocabularies, vocab_size: int, decoder_start_token_id: int) -> tuple[int, int]:

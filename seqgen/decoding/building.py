@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
 
-from seqgen.config import GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.core.component import Component
 from seqgen.core.contract import check_returned
 from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.core.observers import Observer
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import is_id
-from seqgen.registry import Registry
+from seqgen.registry import Registry, import_declared
 
 C = TypeVar("C", bound=Component)
+T = TypeVar("T")
 
 IDS = "ids:"
 """The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
@@ -36,6 +38,8 @@ class Resources:
         device: device of the models.
         models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
             with them; empty where sentences are not decoded as text, and for components of the search.
+        source_dictionary: the source vocabulary; ``None`` if it is not known.
+        observers: the observers of the search, for a line stage that reports what they found.
         ensemble: the settings that make them an ensemble: their sources, weights and combination.
             ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
         settings: the ``generation`` group, with the keys that ``register_options`` has added.
@@ -47,6 +51,8 @@ class Resources:
     extra_end_tokens: Sequence[int] = ()
     device: torch.device = torch.device("cpu")
     models: Sequence[Any] = ()
+    source_dictionary: Dictionary | None = None
+    observers: Sequence[Observer] = ()
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     settings: GenerationConfig = field(default_factory=GenerationConfig)
 
@@ -80,7 +86,7 @@ class Resources:
         ids = self.ids(text)
         if not ids or self.dictionary.unk() in ids:
             why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
-            raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
+            raise ConfigError(f"{text!r} {why}, so the model never generates it; remove it")
         return ids
 
     def sequence(self, entry: str) -> tuple[int, ...]:
@@ -121,9 +127,28 @@ def build(
     """
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
-        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
+        raise ConfigError(f"{registry.kind} {name!r} ({entry.defined_in}) does not subclass {base.__name__}")
     made = entry.component.build(component_config(registry, name, cfg), replace(resources, settings=cfg))
     return check_returned(entry.component, "build", made, base)
+
+
+def changed(what: str, made: T, settings: GenerationConfig | FastConfig, *further: Any) -> T:
+    """Let the keys that are given change what is built; each names a function, ``setup="package.module:function"``.
+
+    Args:
+        what: the fact that names the function: ``"setup"`` (of a ``DecodingSetup``) or ``"scorer"``.
+        made: what is built.
+        settings: the keys.
+        further: further arguments of these functions, for ``"setup"`` the ``Resources``.
+
+    Returns:
+        What the function of the last key returns, given what that of the key before it returned, and the key's value.
+    """
+    for key in fields(settings):
+        if what in key.metadata and (value := getattr(settings, key.name)):
+            module, _, name = key.metadata[what].partition(":")
+            made = getattr(import_declared(module, f"the key {key.name}"), name)(made, value, *further)
+    return made
 
 
 @contextmanager

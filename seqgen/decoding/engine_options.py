@@ -10,7 +10,6 @@ from seqgen.config.options import (
     CALL,
     DEFAULT_COMBINATION,
     ENSEMBLE,
-    KEEPS_CONFIDENCE,
     KEEPS_SCORES,
     MODEL,
     NOT_IN_TRAINING,
@@ -22,7 +21,7 @@ from seqgen.config.options import (
 )
 
 _NORMALIZES = Requirement(
-    lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; remove one of them"
+    lambda cfg: cfg.normalize_scores, "has no effect with generation.normalize_scores=false; remove one of them"
 )
 LONGEST = 1 << 30
 """Largest limit of the length of an output."""
@@ -95,7 +94,7 @@ class LengthOptions:
         MODEL | KEEPS_SCORES,
         Requirement(
             lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.is_constrained)),
-            "determines when enough competing hypotheses have finished, and here none compete; remove it",
+            "determines when enough competing hypotheses have finished, but this search has none; remove it",
         ),
         Requirement(
             lambda cfg: cfg.semantics == "huggingface",
@@ -122,23 +121,23 @@ class LengthOptions:
 class RankingOptions:
     """How hypotheses are ranked."""
 
-    unnormalized: bool = decoding_key(
-        False,
-        "rank hypotheses by the sum of log-probabilities, without a length penalty",
+    normalize_scores: bool = decoding_key(
+        True,
+        "rank hypotheses by the mean of log-probabilities, with the length penalty; false: by their sum",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | SCORES_TARGETS,
     )
-    lenpen: float = decoding_key(
+    length_penalty: float = decoding_key(
         1.0,
         "exponent of the length penalty; values above 1 favour longer outputs",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         _NORMALIZES,
         minimum=-10,
         maximum=10,
-        other_names=("length_penalty",),
+        other_names=("lenpen",),
     )
-    length_penalty: str = decoding_key(
+    length_penalty_form: str = decoding_key(
         "power",
-        "scores are divided by length ** lenpen (power) or by ((5 + length) / 6) ** lenpen (wu)",
+        "scores are divided by length ** length_penalty (power) or by ((5 + length) / 6) ** length_penalty (wu)",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         _NORMALIZES,
         choices=("power", "wu"),
@@ -156,7 +155,7 @@ class ObserverOptions:
     """What observes each step."""
 
     observers: list[str] = decoding_key(
-        [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES | KEEPS_CONFIDENCE
+        [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES
     )
 
 
@@ -170,7 +169,7 @@ class EnsembleOptions:
         "cross-vocabulary ensemble if the members have different target vocabularies",
         MODEL | ENSEMBLE | SCORES_TARGETS,
     )
-    members: list[str] = decoding_key(
+    member_sources: list[str] = decoding_key(
         [],
         "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
         "or the name of a registered source; by default, all models read the input line",

@@ -27,7 +27,7 @@ def field_of(source: str) -> int:
         return 0
     if (found := _FIELD.fullmatch(source)) is None:
         raise ConfigError(
-            f"generation.members: {source!r} is not a source; a member reads input, empty, fieldN (the N-th "
+            f"generation.member_sources: {source!r} is not a source; a member reads input, empty, fieldN (the N-th "
             "tab-separated field of the line), or a source that is registered"
         )
     return int(found[1])

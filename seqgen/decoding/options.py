@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
+from seqgen.config import DEFAULT_COMBINATION, FastConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import keys_tagged
-from seqgen.config.options import STRATEGY, WARPER
+from seqgen.config.options import NEEDS_STEPS, STRATEGY, WARPER
 from seqgen.config.settings import ResolvedConfig
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
@@ -30,26 +29,22 @@ from seqgen.core.rules import StoppingRule
 from seqgen.core.search import Search
 from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
-from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.bit_exact import make_bit_exact
-from seqgen.decoding.building import Resources, build, naming
-from seqgen.decoding.captured import Capturing
-from seqgen.decoding.certificate import Certificate, check_certifiable
+from seqgen.decoding.building import Resources, build, changed, naming
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember
-from seqgen.decoding.processors import length, prefix_trie, tokens, warpers
+from seqgen.decoding.processors import length, tokens, warpers
 from seqgen.decoding.rules import ToolkitRules, rules_named
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.sampling import RandomSearch
-from seqgen.decoding.shortlist import Shortlist, ShortlistScoring
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import stopping_from_config
 from seqgen.decoding.top_tokens import TopTokens
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES, import_declared
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, apply_switches
 
 
@@ -60,14 +55,14 @@ def build_setup(
     tokenizer: Tokenizer | None = None,
     draft: EncoderDecoderModel | None = None,
     *,
-    shortlist: VocabularyMap | None = None,
+    source_dictionary: Dictionary | None = None,
     search_strategy: Search | None = None,
     combination: Combination | None = None,
     processors: Sequence[LogitsProcessor] = (),
     stopping: Sequence[StoppingRule] = (),
     observers: Sequence[Observer] = (),
     need_attention: bool = False,
-    debug: DebugConfig | None = None,
+    fast: FastConfig | None = None,
 ) -> DecodingSetup:
     """Make the setup that the ``generation`` group of a configuration asks for.
 
@@ -77,14 +72,14 @@ def build_setup(
         cfg: the configuration.
         tokenizer: the target tokenizer, for keys whose values are texts.
         draft: the model that ``cfg.draft`` names; it has the same target vocabulary.
-        shortlist: the content of the file that ``cfg.shortlist`` names.
+        source_dictionary: the source vocabulary, for keys that need it.
         search_strategy: used instead of the strategy of the configuration.
         combination: used instead of the combination of the configuration.
         processors: further logits processors, applied after those of the configuration.
         stopping: further stopping rules.
         observers: further observers.
         need_attention: whether hypotheses have attention weights and alignments.
-        debug: switches of optimizations.
+        fast: switches of optimizations.
 
     Raises:
         ConfigError: two keys contradict each other, or a component is not registered.
@@ -99,7 +94,7 @@ def build_setup(
         _check_search_keys(cfg, search_strategy)
     ends = end_tokens_from_config(cfg, tgt_dict)
     encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
-    resources = Resources(tgt_dict, encode, decode, ends[1:], settings=cfg)
+    resources = Resources(tgt_dict, encode, decode, ends[1:], source_dictionary=source_dictionary, settings=cfg)
     search = search_strategy or search_from_config(cfg, name, resources)
     if cfg.is_constrained and not search.enforces_constraints:
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
@@ -111,25 +106,26 @@ def build_setup(
             f"generation.nbest={cfg.nbest}: the search strategy {name} returns at most {beam} per sentence; "
             "lower generation.nbest, or choose another strategy"
         )
-    if cfg.top_tokens:
-        _check_default_loop(search, "top_tokens", cfg.top_tokens)
+    for key in keys_tagged(NEEDS_STEPS):
+        if (value := getattr(cfg, key)) and search.session_class is not None:
+            raise ConfigError(
+                f"generation.{key}={value} is not supported by {type(search).__name__}, which has its own decoding "
+                "loop; remove it, or use beam search, greedy search or sampling"
+            )
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
-    debug = debug or DebugConfig()
-    capturing = Capturing()
+    fast = fast or FastConfig()
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
-    bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
-    of_shortlist = _shortlist(cfg, search, shortlist, resources)
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
-        observers=[*named, *observers, *bounds, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
-        ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
+        observers=[*named, *observers, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
+        ranking=Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
         beam_size=beam,
         temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
@@ -139,33 +135,29 @@ def build_setup(
         end_tokens=ends,
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
-        fast=fast_paths(debug),
-        member=capturing.member if debug.captured_steps else PlannedMember,
-        scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, debug.shortlist_columns),
-        around=[partial(_switches, debug), *([capturing.around] if debug.captured_steps else [])],
+        fast=fast_paths(fast),
+        member=PlannedMember,
+        around=[partial(_switches, fast)],
         around_step=[_threads],
     )
-    if cfg.bit_exact:
-        setup = make_bit_exact(setup)
+    setup = changed("setup", changed("setup", setup, fast, resources), cfg, resources)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
         raise ConfigError(
             "{} records values at each step, but {} does not decode step by step; remove one of them".format(*names)
         )
-    if cfg.certificate:
-        check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
 
 
-def fast_paths(debug: DebugConfig) -> FastPaths:
+def fast_paths(fast: FastConfig) -> FastPaths:
     """The optimizations of sessions and members that a configuration switches on."""
-    return FastPaths(**{path.name: getattr(debug, path.name) for path in fields(FastPaths)})
+    return FastPaths(**{path.name: getattr(fast, path.name) for path in fields(FastPaths)})
 
 
-def _switches(debug: DebugConfig, setup: DecodingSetup) -> AbstractContextManager[None]:
+def _switches(fast: FastConfig, setup: DecodingSetup) -> AbstractContextManager[None]:
     """The switches of optimizations that modules read; see ``seqgen/system/switches.py``."""
-    measured = debug.kernel_choice == "measured"
-    return apply_switches({PREPACKED_WEIGHTS: debug.prepacked_weights, KERNEL_CHOICE: measured})
+    measured = fast.kernel_choice == "measured"
+    return apply_switches({PREPACKED_WEIGHTS: fast.prepacked_weights, KERNEL_CHOICE: measured})
 
 
 def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
@@ -173,35 +165,6 @@ def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
     if phase != "step":
         return nullcontext()
     return fastest_threads(session.scores.numel(), session.scores.device)
-
-
-def _check_default_loop(search: Search, key: str, value: Any) -> None:
-    if search.session_class is not None:
-        raise ConfigError(
-            f"generation.{key}={value} is not supported by {type(search).__name__}, which has its own decoding loop; "
-            "remove it, or use beam search, greedy search or sampling"
-        )
-
-
-def _shortlist(
-    cfg: GenerationConfig, search: Search, candidates: VocabularyMap | None, resources: Resources
-) -> Shortlist | None:
-    """The shortlist, which contains the tokens that the configuration forces.
-
-    Raises:
-        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has another
-            decoding loop.
-    """
-    if candidates is None:
-        if cfg.shortlist:
-            raise ConfigError(
-                f"generation.shortlist={cfg.shortlist} names a file that has not been read; pass its VocabularyMap as "
-                "shortlist=MAP where the generator is built"
-            )
-        return None
-    _check_default_loop(search, "shortlist", cfg.shortlist)
-    forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
-    return Shortlist(candidates, resources.dictionary, forced)
 
 
 def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources: Resources) -> list[LogitsProcessor]:
@@ -220,7 +183,8 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
         DataError: the file of allowed outputs cannot be used.
     """
     makers, neutral = processor_makers(cfg, rules, resources), {**DEFAULTS, "min_len": 0}
-    usual = [key for key in makers if key not in ("temperature", *keys_tagged(WARPER), "renormalize")]
+    others = {"temperature", *keys_tagged(WARPER), "renormalize"}
+    usual = [key for key in makers if key in neutral and key not in others]  # an add-on may be missing
 
     def make(*keys: str) -> dict[str, LogitsProcessor]:
         found = {}
@@ -245,7 +209,7 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
 def processor_makers(
     cfg: GenerationConfig, rules: ToolkitRules, resources: Resources
 ) -> dict[str, Callable[[Any], LogitsProcessor]]:
-    """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value.
+    """For each key of the ``generation`` group that selects a processor, the function that makes the processor.
 
     The keys are in the order in which transformers' ``generate`` applies their processors.
     """
@@ -264,7 +228,9 @@ def processor_makers(
         "min_len": lambda least: length.MinimumLength(least, ends, yields),
         "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
         "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),
-        "prefix_trie": lambda file: prefix_trie.TrieConstraint(prefix_trie.trie_of_file(Path(file), resources)),
+        "allowed_outputs": lambda file: import_declared(
+            "seqgen.addons.catalogue.constraint", "generation.allowed_outputs"
+        ).constraint_of_file(file, resources),
         "forced_first": lambda token: length.ForceFirst(resources.token(token), rules.keeps_forced_score),
         "forced_last": lambda token: length.ForceLast(resources.token(token)),
         "remove_invalid": lambda _: warpers.RemoveInvalid(),
@@ -272,8 +238,8 @@ def processor_makers(
         "suppress": lambda names: tokens.Forbid(resources.tokens(names)),
         "suppress_at_begin": lambda names: tokens.ForbidFirst(resources.tokens(names), 1 if cfg.forced_first else 0),
         "temperature": warpers.Temperature,
-        "sampling_topk": lambda k: warpers.TopK(k, keep),
-        "sampling_topp": lambda p: warpers.TopP(p, keep),
+        "top_k": lambda k: warpers.TopK(k, keep),
+        "top_p": lambda p: warpers.TopP(p, keep),
         "min_p": lambda p: warpers.MinP(p, keep),
         "typical_p": lambda mass: warpers.Typical(mass, keep),
         "epsilon_cutoff": lambda epsilon: warpers.Epsilon(epsilon, keep),
@@ -352,7 +318,7 @@ def combination_from_config(
 
 
 def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:
-    """The models, each with the source that ``generation.members`` gives it.
+    """The models, each with the source that ``generation.member_sources`` gives it.
 
     Args:
         models: the models; a ``MemberSpec`` is returned as it is.
@@ -362,20 +328,21 @@ def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) 
         ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``
             has a different source.
     """
-    if not cfg.members:
+    if not cfg.member_sources:
         return list(models)
-    if len(cfg.members) != len(models):
+    if len(cfg.member_sources) != len(models):
         raise ConfigError(
-            f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
+            f"generation.member_sources has {len(cfg.member_sources)} entries for {len(models)} models; give one for "
+            "each of them"
         )
     members: list[ModelOrMember] = []
-    for model, source in zip(models, cfg.members, strict=True):
+    for model, source in zip(models, cfg.member_sources, strict=True):
         field_of(source)  # raises ``ConfigError`` if this is not a source
         member = model if isinstance(model, MemberSpec) else MemberSpec(model, source)
         if input_of(member) != source:
             raise ConfigError(
-                f"generation.members gives the source {source} to a MemberSpec whose source is {member.source}; give "
-                "the source in one place only"
+                f"generation.member_sources gives the source {source} to a MemberSpec whose source is {member.source}; "
+                "give the source in one place only"
             )
         members.append(member)
     return members

@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import parse_components
 from seqgen.config.generation import keys_tagged
-from seqgen.config.options import CONSTRAINS, KEEPS_SCORES, MODEL, STRATEGY, WARPER
+from seqgen.config.options import CONSTRAINS, KEEPS_SCORES, MODEL, STRATEGY, WARPER, Tags
 from seqgen.config.settings import (
     ResolvedConfig,
     ResolvedSettings,
@@ -30,7 +30,7 @@ from seqgen.config.values import (
     DEFAULTS,
     check_compatible,
     incompatible,
-    restricting,
+    non_default_values,
     to_dict,
     typed_values,
     unmet,
@@ -50,18 +50,16 @@ def settings_of_model(cfg: GenerationConfig) -> dict[str, Any]:
     return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key in keys_tagged(MODEL)}
 
 
-REPLACED: tuple[tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], bool], tuple[str, ...]], ...] = (
-    (lambda given, objects: "search" in objects, (*keys_tagged(STRATEGY), "sampling")),
+REPLACED: tuple[tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], bool], Tags, tuple[str, ...]], ...] = (
+    (lambda given, objects: "search" in objects, STRATEGY, ("sampling",)),
     # not every strategy supports constraints, and warpers forbid tokens of phrases
-    (lambda given, objects: any(map(given.get, keys_tagged(CONSTRAINS))), ("search", "sampling", *keys_tagged(WARPER))),
+    (lambda given, objects: any(map(given.get, keys_tagged(CONSTRAINS))), WARPER, ("search", "sampling")),
 )
 """The settings of a model that a choice of the user replaces, whatever their values.
 
-Each row has a function of the given values and objects that returns true if the user makes the choice, and keys.
+Each row has a function of the given values and objects, which returns true if the user makes the choice; and tags of
+keys, and further keys.
 """
-
-_DECIDING = ("beam", "sampling", *keys_tagged(WARPER), *keys_tagged(CONSTRAINS), "prompt_lookup")
-"""Keys on which the requirements of others depend, in an order in which each depends on those before it only."""
 
 
 def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> ResolvedSettings:
@@ -82,12 +80,13 @@ def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> 
     given, objects = _without_objects(settings.generation)
     if given.get("semantics") == "":
         del given["semantics"]
-    replaced = {key for chosen, keys in REPLACED if chosen(given, objects) for key in keys}
+    chosen = [(tags, keys) for is_chosen, tags, keys in REPLACED if is_chosen(given, objects)]
+    replaced = {key for tags, keys in chosen for key in (*keys, *keys_tagged(tags))}
     _check_limits(models[0], given)
     cfg, taken = _complete(models[0], given, replaced)
     check_compatible(cfg, given)
     notes = _notes(cfg, taken, models, {*given, *replaced})
-    return ResolvedSettings(settings, cfg, DebugConfig(**settings.debug), objects, tuple(notes))
+    return ResolvedSettings(settings, cfg, FastConfig(**settings.fast), objects, tuple(notes))
 
 
 def _without_objects(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,7 +97,7 @@ def _without_objects(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         if plain[key] is value:
             continue
         objects[key] = [item for item in value if is_object(key, item)] if isinstance(value, list) else value
-        if key == "members" and isinstance(value, list):  # by position, one entry for each model
+        if key == "member_sources" and isinstance(value, list):  # by position, one entry for each model
             objects[key] = [item if isinstance(item, MemberSpec) else None for item in value]
             plain[key] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
     return plain, objects
@@ -131,8 +130,10 @@ def _complete(
     if "min_len" in taken and 0 < cfg.max_len < cfg.min_len:  # then every output has the maximum length
         draft["min_len"] = taken["min_len"] = cfg.max_len
     fields = {field.name: field for field in dataclasses.fields(GenerationConfig)}
-    for key in dict.fromkeys([*_DECIDING, *fields]):
-        if key in taken and key in restricting(draft) and unmet(cfg, fields[key]):
+    # each key comes after those that its requirements depend on
+    deciding = ("beam", "sampling", *keys_tagged(WARPER), *keys_tagged(CONSTRAINS), "prompt_lookup")
+    for key in dict.fromkeys([*deciding, *fields]):
+        if key in taken and key in non_default_values(draft) and unmet(cfg, fields[key]):
             draft[key] = copy.copy(DEFAULTS[key])
             del taken[key]
     if (search := taken.get("search")) and [*incompatible(cfg, given)]:
@@ -152,7 +153,7 @@ def _notes(
     cfg: GenerationConfig, taken: Mapping[str, Any], models: Sequence[Mapping[str, Any]], given: Collection[str]
 ) -> list[str]:
     """Notes on the settings that come from the model, and on members whose models have other ones."""
-    notable = restricting(taken)
+    notable = non_default_values(taken)
     if 0 < cfg.max_len <= cfg.max_len_b:  # the value only removes a default limit
         notable.pop("max_len_b", None)
     notable |= notable.pop("components", {})
@@ -174,4 +175,4 @@ def _notes(
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """True if the scores of an output may differ from the log-probabilities of the models, or if that is unknown."""
-    return cfg.is_stochastic or bool(restricting(to_dict(cfg)).keys() - set(keys_tagged(KEEPS_SCORES)))
+    return cfg.is_stochastic or bool(non_default_values(to_dict(cfg)).keys() - set(keys_tagged(KEEPS_SCORES)))

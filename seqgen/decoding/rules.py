@@ -138,11 +138,11 @@ class HuggingFaceRules(ToolkitRules):
         return BestFinished(batch, ranking, early_stopping)
 
     def renormalizes(self, search: Search) -> bool:
-        """In greedy search and sampling."""
+        """True in greedy search and sampling."""
         return search.continues_each_beam
 
     def processes_logits(self, search: Search) -> bool:
-        """In greedy search and sampling."""
+        """True in greedy search and sampling."""
         return search.continues_each_beam
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination, combine
-from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begin_component
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begin_component
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError, DecodingError
@@ -26,8 +27,8 @@ from seqgen.core.member import (
     run_decoder,
 )
 from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.setup import BatchStage, Context
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.decoding.bit_exact import bit_exact, pad_to_tiles, unpad_attention
 from seqgen.modules.inspection import Internals, Recording, recorded
 
 
@@ -57,7 +58,10 @@ class SequenceScorer:
         normalize_scores: whether a score is the mean over tokens; if not, it is the sum.
         combination: combines the members' scores; by default the mean of probabilities.
         need_attention: whether hypotheses have attention weights and alignments.
-        bit_exact: whether the scores of a target have the same bits in every batch.
+
+    Attributes:
+        stages: change a batch before, and its hypotheses after it is scored, in this order.
+        around: make contexts around the scoring of a batch.
     """
 
     def __init__(
@@ -68,15 +72,16 @@ class SequenceScorer:
         normalize_scores: bool = True,
         combination: Combination | None = None,
         need_attention: bool = False,
-        bit_exact: bool = False,
     ):
         self.ensemble = Ensemble(models, combination)
         self.pad, self.eos = pad, eos
         self.normalize_scores = normalize_scores
-        self.need_attention, self.bit_exact = need_attention, bit_exact
+        self.need_attention = need_attention
+        self.stages: Sequence[BatchStage] = ()
+        self.around: Sequence[Callable[[], Context]] = ()
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
-        if FEATURES in self.needs:
+        if HIDDEN_STATES in self.needs:
             check_features(members[:1], what)
         if LAYER_LOGITS in self.needs:
             check_layers(members, what)
@@ -115,12 +120,16 @@ class SequenceScorer:
             ConfigError: the batch has no targets.
             DecodingError: a model returned NaN.
         """
-        if not self.bit_exact:
-            return self._score(sample, lengths)
-        with bit_exact():
-            found = self._score(pad_to_tiles(sample, self.ensemble, self.pad), lengths)
-        model = self.ensemble.models[0]
-        return [replace(one, hypothesis=unpad_attention(one.hypothesis, sample, model)) for one in found]
+        read = sample
+        for stage in self.stages:
+            read = stage.before(read)
+        with ExitStack() as contexts:
+            for context in self.around:
+                contexts.enter_context(context())
+            found = self._score(read, lengths)
+        for stage in self.stages:
+            found = [replace(one, hypothesis=stage.after(one.hypothesis, sample)) for one in found]
+        return found
 
     def _score(self, sample: Batch, lengths: Sequence[int] | None) -> list[ScoredTarget]:
         target, _ = _targets(sample)
@@ -130,7 +139,7 @@ class SequenceScorer:
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
             outputs = [
-                self._output(spec.model, source, sample, self.needs - {FEATURES} if number else self.needs)
+                self._output(spec.model, source, sample, self.needs - {HIDDEN_STATES} if number else self.needs)
                 for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
             ]
             weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
@@ -165,7 +174,7 @@ class SequenceScorer:
     def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, needs: Set[str]) -> MemberOutput:
         """The output of a member at all positions, ``(N, T, ...)``."""
         decoder_input = self._decoder_input(model, sample)
-        if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
+        if source.encoder_out is not None or needs & {HIDDEN_STATES, LAYER_LOGITS}:
             return run_decoder(model.decoder, decoder_input, encode(model.encoder, source), needs)
         out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
         return MemberOutput(out.logits, out.attention)

@@ -46,7 +46,7 @@ class Streaming(Observer):
         independent = setup.search.continues_each_beam and not setup.search.enforces_constraints
         if setup.beam_size > 1 and not independent:
             raise ConfigError(
-                f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
+                f"beam search can replace tokens that it has generated, so beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"
             )
         self.streamer = streamer

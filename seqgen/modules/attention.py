@@ -69,35 +69,18 @@ def attend(
     """
     drops = dropout is not None and dropout.training and dropout.p > 0
     dropout = dropout if drops else None
-    on_cpu = query.device.type == "cpu"
-    queries, keys = query.size(-2), key.size(-2)
+    queries, keys, grouped = query.size(-2), key.size(-2), query.size(1) != key.size(1)
     plain = need_weights or soft_cap is not None or not INPUT_CHOICES.is_on()
-    if plain or (on_cpu and (drops or queries <= _FEW or queries * keys <= _SMALL)):
-        return _attend_plainly(query, key, value, mask, is_causal, scale, soft_cap, dropout, need_weights)
-    p = 0.0 if dropout is None else dropout.p
-    grouped = query.size(1) != key.size(1)
-    out = F.scaled_dot_product_attention(
-        query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=grouped
-    )
-    return out, None
-
-
-def _attend_plainly(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    soft_cap: float | None,
-    dropout: Dropout | None,
-    need_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
+    if not plain and (query.device.type != "cpu" or not (drops or queries <= _FEW or queries * keys <= _SMALL)):
+        p = 0.0 if dropout is None else dropout.p
+        out = F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=grouped
+        )
+        return out, None
     scale = query.size(-1) ** -0.5 if scale is None else scale
     if is_causal:
-        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
     query = query if scale == 1 else query * scale
-    grouped = query.size(1) != key.size(1)
     if grouped:  # (B, H, Q, D) -> (B, G, H / G * Q, D): the queries of all heads of a group are those of one head
         scores = _scores(_as_groups(query, key.size(1)), key).reshape(*query.shape[:3], -1)
     else:

@@ -9,8 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-
-from seqgen.modules.bit_exact import BitExact
+from torch.overrides import TorchFunctionMode
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ class CachedWeight(nn.Module):
     def _computed_weight(self) -> Tensor:
         if self.training or torch.is_grad_enabled():
             return self.weight
-        with BitExact():  # the same bits for any number of threads
+        with _FixedNorms():
             return self.weight
 
     def _parameters_of_weight(self) -> list[Tensor]:
@@ -102,6 +101,18 @@ def _parametrized(kind: type[CachedWeight], attributes: dict[str, Any]) -> Cache
     module.__dict__.update(attributes)
     change_class(module, kind)
     return module
+
+
+class _FixedNorms(TorchFunctionMode):
+    """Computes weight-normalized weights (Salimans and Kingma 2016) with the same bits for any number of threads."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_weight_norm if func is torch._weight_norm else func)(*args, **(kwargs or {}))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    others = [other for other in range(v.dim()) if other != dim]
+    return v * (g / (v * v).sum(others, keepdim=True).sqrt())
 
 
 def change_class(module: CachedWeight, kind: type[CachedWeight]) -> None:

@@ -23,7 +23,7 @@ from seqgen.system.switches import KERNEL_CHOICE
 
 
 class Kind(NamedTuple):
-    """What a measurement holds for.
+    """Key of a measurement: the conditions under which it is valid.
 
     Attributes:
         names: the kernels.
@@ -42,7 +42,7 @@ TIMES: dict[Kind, dict[str, float]] = {}
 """The measurements of this process: seconds per kernel, keyed by name."""
 
 _MEASURED_ROWS = (1, 4, 32)
-"""The numbers of rows that stand for one row, for 2 to 8, and for more."""
+"""The numbers of rows that are measured, which stand for one row, for 2 to 8 rows, and for more."""
 
 _MEASURED_SIZES = {1: 2**21, 4: 2**21, 32: 2**19}
 """Numbers of weights that are measured. With few rows, the matrices of all kernels together should not fit into caches
@@ -50,13 +50,13 @@ of the processor, since the weights of a model come from memory too; with many, 
 """
 
 _MEASURED_INPUTS = 1024
-"""Inputs of the matrix that is measured: which kernel is the fastest hardly depends on their number."""
+"""Input size of the matrix that is measured; which kernel is the fastest hardly depends on it."""
 
 _ROUNDS = 3
-"""How often each kernel is timed, all by turns; the shortest time counts."""
+"""Number of times that each kernel is timed, in turn with the others; the shortest time counts."""
 
 _REMEMBERED = 256
-"""Sizes of inputs whose kernel a product remembers."""
+"""Maximum number of input sizes for which a product remembers the kernel."""
 
 ALIKE = 1.1
 """Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
@@ -124,7 +124,7 @@ def times(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def fastest_kernel(kernels: Sequence[Kernel], seconds: Mapping[str, float], arranged: Collection[Any] = ()) -> Kernel:
-    """The fastest kernel; of those that are about equally fast, one whose layout is there, or else the first.
+    """The fastest kernel; of those that are about equally fast, one whose layout already exists, or else the first.
 
     Args:
         kernels: the kernels that were measured.

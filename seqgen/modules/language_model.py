@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.contract import Flags
-from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.decoder import IncrementalDecoder, PositionCounter
 from seqgen.core.encoder import Encoder
 from seqgen.core.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.core.model import EncoderDecoderModel
@@ -55,17 +55,14 @@ class PromptEncoder(Encoder):
         return self._max_positions
 
 
-class ColumnCounter(StatefulModule):
+class ColumnCounter(PositionCounter):
     """The columns of the decoder's input that the state has seen, prompts and their padding included.
 
     Its module state has the number of columns, and for each row the start offset: how many columns on the left are
     padding, or positions from before the sentence joined the batch.
     """
 
-    def seen(self, incremental_state: StateDict | None) -> int:
-        """Columns seen so far; 0 without a state."""
-        module_state = self.get_state(incremental_state)
-        return 0 if module_state is None else int(module_state["columns"])
+    reorder_state_beams = StatefulModule.reorder_state_beams  # start offsets follow their rows
 
     def start_offsets(self, incremental_state: StateDict) -> Tensor | None:
         """``(N,)`` int64, the first column of each row; ``None`` if that is 0 for all of them."""
@@ -74,15 +71,7 @@ class ColumnCounter(StatefulModule):
 
     def begin(self, incremental_state: StateDict | None, start_offsets: Tensor, padded: bool) -> None:
         """Store the start offsets ``(N,)`` of the rows, before the first step; ``padded``: whether any is above 0."""
-        self.set_state(incremental_state, {"columns": 0, "start_offsets": start_offsets, "padded": padded})
-
-    def advance(self, incremental_state: StateDict | None, columns: int) -> None:
-        """Count more columns; does nothing without a state."""
-        self.set_state(incremental_state, {"columns": self.seen(incremental_state) + columns})
-
-    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Remove columns on the right."""
-        return {**module_state, "columns": module_state["columns"] - positions}
+        self.set_state(incremental_state, {"positions": 0, "start_offsets": start_offsets, "padded": padded})
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove columns on the left."""
@@ -91,9 +80,10 @@ class ColumnCounter(StatefulModule):
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append rows, aligned at the last column: of 5 and 2 columns, the offsets of the second increase by 3."""
-        columns = max(module_state["columns"], other["columns"])
-        start_offsets = torch.cat([one["start_offsets"] + columns - one["columns"] for one in (module_state, other)])
-        return {"columns": columns, "start_offsets": start_offsets, "padded": bool(start_offsets.any())}
+        merged = super().merge_states(module_state, other)
+        begins = [one["start_offsets"] + merged["positions"] - one["positions"] for one in (module_state, other)]
+        start_offsets = torch.cat(begins)
+        return {**merged, "start_offsets": start_offsets, "padded": bool(start_offsets.any())}
 
 
 class LanguageModelDecoder(IncrementalDecoder):
@@ -139,16 +129,20 @@ class LanguageModelDecoder(IncrementalDecoder):
         tokens = prev_output_tokens[:, seen:]
         new = tokens.size(1)
         if seen == 0:
-            tokens, start_offsets = _after_prompt(tokens, encoder_out)
-            self.column_counter.begin(incremental_state, start_offsets, encoder_out.encoder_padding_mask is not None)
-            offsets = None if encoder_out.encoder_padding_mask is None else start_offsets
+            prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
+            start_offsets = prompts.new_zeros(prompts.size(0)) if mask is None else mask.sum(1)
+            if (beam := tokens.size(0) // prompts.size(0)) > 1:
+                prompts, start_offsets = prompts.repeat_interleave(beam, 0), start_offsets.repeat_interleave(beam)
+            tokens = torch.cat([prompts, tokens[:, 1:]], dim=1)  # the prompt takes the place of the start token
+            self.column_counter.begin(incremental_state, start_offsets, mask is not None)
+            offsets = None if mask is None else start_offsets
         else:
             assert incremental_state is not None
             offsets = self.column_counter.start_offsets(incremental_state)
-        columns = self.column_counter.seen(incremental_state)
+        columns = self.column_counter.count(incremental_state)
         queries = QueryPositions(columns, tokens.size(1), tokens.device, True, offsets)
         features = self.transform(tokens, queries, incremental_state)
-        self.column_counter.advance(incremental_state, tokens.size(1))
+        self.column_counter.add(incremental_state, tokens.size(1))
         self.advance(incremental_state, new)
         return features[:, features.size(1) - new :], None
 
@@ -192,21 +186,3 @@ class LanguageModel(EncoderDecoderModel):
         """The empty prompt: the first token of each prompt, which is the same for all of them."""
         columns = source.src_tokens.size(1) - source.src_lengths.unsqueeze(1)
         return Source(source.src_tokens.gather(1, columns), torch.ones_like(source.src_lengths))
-
-
-def _after_prompt(tokens: Tensor, encoder_out: EncoderOut) -> tuple[Tensor, Tensor]:
-    """The decoder's input of the first step, and the start offsets of the rows.
-
-    Args:
-        tokens: ``(N, T)`` int64, a start token and generated tokens.
-        encoder_out: prompts ``(N or sentences, P)``.
-
-    Returns:
-        ``(N, P + T - 1)`` int64 and ``(N,)`` int64.
-    """
-    prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
-    beam = tokens.size(0) // prompts.size(0)
-    offsets = prompts.new_zeros(prompts.size(0)) if mask is None else mask.sum(1)
-    if beam > 1:
-        prompts, offsets = prompts.repeat_interleave(beam, 0), offsets.repeat_interleave(beam)
-    return torch.cat([prompts, tokens[:, 1:]], dim=1), offsets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,15 @@ from seqgen.modules.masks import step_mask
 from seqgen.modules.positions import Rotation
 from seqgen.modules.step_plan import active_plan
 
+_Source: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""The encoder's output, its padding mask, and a mask over its positions."""
+
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
     """Make an empty cache for one module of self-attention.
 
     With several beams, keys and values stay in place, and all modules on a device share one indirection table, unless
-    ``IncrementalState.beam_table`` is false. Each row has a copy of its keys and values if gradients are needed,
+    ``IncrementalState.beam_indirection`` is false. Each row has a copy of its keys and values if gradients are needed,
     since the memory of the table is written in place, and if positions are padding, for which the table has no mask.
 
     Args:
@@ -37,7 +40,7 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
         An empty cache.
     """
     keys = new.keys
-    if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_table is False:
+    if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_indirection is False:
         return GrowingCache()
     beam_size = incremental_state.beam_size
     if beam_size == 1 or keys.size(0) % beam_size or keys.requires_grad or new.padding_mask is not None:
@@ -47,7 +50,7 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     shared = tables.setdefault(keys.device, table)
     if shared.clock > 1:  # the other modules have already computed more than one step
         return GrowingCache()
-    return IndirectionCache(shared, stays=incremental_state.beam_table is True)
+    return IndirectionCache(shared, stays=incremental_state.beam_indirection is True)
 
 
 class MultiheadAttention(StatefulModule):
@@ -159,6 +162,7 @@ class MultiheadAttention(StatefulModule):
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         *,
+        encoder_attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotation: Rotation | None = None,
         incremental_state: StateDict | None = None,
@@ -174,6 +178,8 @@ class MultiheadAttention(StatefulModule):
                 encoder-decoder attention; ``None`` if there is no padding.
             attn_mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to
                 ``(N, H, T, K)``, where ``K`` includes cached positions. Not for keys that beams share.
+            encoder_attn_mask: of merged attention, the mask over positions of the source; ``attn_mask`` is then that
+                over positions of the target.
             is_causal: whether each position of self-attention attends only to those up to itself; ``attn_mask`` is then
                 ``None``.
             rotation: rotates the queries and keys of self-attention by their positions, see ``RotaryPositions``; keys
@@ -196,15 +202,47 @@ class MultiheadAttention(StatefulModule):
             memory = cache.step_memory() if (attn_mask if self.encoder_decoder else key_padding_mask) is None else None
             if memory is not None:
                 return self._step(query, cache, memory, attn_mask, incremental_state), None
-        if self.encoder_decoder:
-            q = self.q_proj(query).view(rows, length, self.num_heads, self.head_dim)
-            seen = self._encoder_keys(encoder_out, key_padding_mask, rows, incremental_state)
-        else:
+        source = encoder_out, key_padding_mask, encoder_attn_mask
+        q, seen = self._queries_and_keys(query, source, rotation, incremental_state)
+        # Attention weights are those over each row's own positions, not over the slots that beams share.
+        need_heads = need_weights or self.on_weights is not None
+        seen = seen.view() if need_heads else seen
+        keys, values, mask, is_causal = seen.attended(attn_mask, is_causal, length, q.dtype)
+        out, weights = attend(
+            fold_beams(q, keys.size(0)),
+            keys,
+            values,
+            mask,
+            is_causal=is_causal,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
+            dropout=self.dropout,
+            need_weights=need_heads,
+        )
+        if weights is not None:
+            weights = unfold_weights(weights, rows)
+            weights = seen.of_source(weights) if isinstance(seen, MergedKeys) else weights
+            if self.on_weights is not None:
+                self.on_weights(weights)
+            weights = weights.mean(1) if need_weights else None
+        return self.out_proj(unfold_beams(out, rows)), weights
+
+    def _queries_and_keys(
+        self, query: Tensor, source: _Source, rotation: Rotation | None, incremental_state: StateDict | None
+    ) -> tuple[Tensor, KeyValueCache | KeysAndValues | MergedKeys]:
+        """The queries ``(N, T, H, D)`` of new positions, and the keys and values of all positions so far."""
+        rows, encoder_out, padding_mask = query.size(0), *source[:2]
+        if not self.encoder_decoder:
             q, k, v = self.own_heads(query, rotation)
-            new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask)
-            seen = self._appended(new, rows, incremental_state)
-        out, weights = self._attend(q, seen, attn_mask, is_causal, need_weights)
-        return out, self._reported(weights, need_weights)
+            new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), padding_mask)
+            return q, self._appended(new, rows, incremental_state)
+        q = self.q_proj(query).view(rows, -1, self.num_heads, self.head_dim)
+        cache = self._cache_in(incremental_state)
+        if cache is not None:
+            return q, cache
+        if encoder_out is None:
+            raise ValueError("encoder-decoder attention needs the encoder's output at its first step")
+        return q, self._appended(self.encoder_keys(encoder_out, padding_mask), rows, incremental_state)
 
     def _steps(self, query: Tensor, rotation: Rotation | None, need_weights: bool) -> bool:
         """True if a step of one position may be computed by ``_step``; a GPU has one kernel for all of attention."""
@@ -259,49 +297,6 @@ class MultiheadAttention(StatefulModule):
             q, k, v = projected.split([self.num_heads, self.kv_heads, self.kv_heads], dim=2)
         q, k = self.q_norm(q), self.k_norm(k)
         return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
-
-    def _attend(
-        self,
-        q: Tensor,
-        seen: KeyValueCache | KeysAndValues | MergedKeys,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The output for queries ``(N, T, H, D)``, and the weights of each head ``(N, H, T, K)`` if they are needed."""
-        rows, length = q.shape[:2]
-        # Attention weights are those over each row's own positions, not over the slots that beams share.
-        need_heads = need_weights or self.on_weights is not None
-        seen = seen.view() if need_heads else seen
-        keys, values, mask, is_causal = seen.attended(attn_mask, is_causal, length, q.dtype)
-        out, weights = attend(
-            fold_beams(q, keys.size(0)),
-            keys,
-            values,
-            mask,
-            is_causal=is_causal,
-            scale=self.scale,
-            soft_cap=self.soft_cap,
-            dropout=self.dropout,
-            need_weights=need_heads,
-        )
-        return self.out_proj(unfold_beams(out, rows)), None if weights is None else unfold_weights(weights, rows)
-
-    def _reported(self, weights: Tensor | None, need_weights: bool) -> Tensor | None:
-        """Give the weights of each head to ``on_weights``; their mean if it is needed."""
-        if weights is not None and self.on_weights is not None:
-            self.on_weights(weights)
-        return weights.mean(1) if weights is not None and need_weights else None
-
-    def _encoder_keys(
-        self, encoder_out: Tensor | None, padding_mask: Tensor | None, rows: int, incremental_state: StateDict | None
-    ) -> KeyValueCache | KeysAndValues:
-        cache = self._cache_in(incremental_state)
-        if cache is not None:
-            return cache
-        if encoder_out is None:
-            raise ValueError("encoder-decoder attention needs the encoder's output at its first step")
-        return self._appended(self.encoder_keys(encoder_out, padding_mask), rows, incremental_state)
 
     def encoder_keys(self, encoder_out: Tensor, padding_mask: Tensor | None) -> KeysAndValues:
         """Project the encoder's output to the keys and values of encoder-decoder attention.
@@ -413,62 +408,25 @@ class MergedAttention(MultiheadAttention):
         keys, values, _ = super().encoder_keys(encoder_out, padding_mask)
         return KeysAndValues(self.k_norm(keys), values, padding_mask)
 
-    def forward(
-        self,
-        query: Tensor,
-        encoder_out: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        *,
-        encoder_attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        rotation: Rotation | None = None,
-        incremental_state: StateDict | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend.
-
-        Args:
-            query: ``(N, T, embed_dim)``; with a state, the new positions only.
-            encoder_out: ``(N or sentences, S, embed_dim)``; with a state it is read only at the first step.
-            key_padding_mask: ``(N or sentences, S)`` bool, true at padding of the source; ``None`` if there is none.
-            attn_mask: mask over positions of the target; see ``MultiheadAttention``.
-            encoder_attn_mask: mask over positions of the source, ``(N, 1, T, S)`` bool, in a parallel pass.
-            is_causal: whether a position attends only to those of the target up to itself; ``attn_mask`` is then
-                ``None``.
-            rotation: rotates the queries, and the keys of the target.
-            incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether to return the weights.
-
-        Returns:
-            ``(N, T, embed_dim)``, and the weights over the source, divided by their sum and averaged over heads,
-            ``(N, T, S)`` or ``None``.
-
-        Raises:
-            ValueError: ``encoder_out`` is missing at the first step.
-        """
+    def _queries_and_keys(
+        self, query: Tensor, source: _Source, rotation: Rotation | None, incremental_state: StateDict | None
+    ) -> tuple[Tensor, MergedKeys]:
+        """See ``MultiheadAttention._queries_and_keys``."""
         q, k, v = self.own_heads(query, rotation)
         new, rows = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2)), query.size(0)
-
-        def source() -> KeysAndValues:
+        encoder_out, padding_mask, encoder_attn_mask = source
+        state = self.get_state(incremental_state)
+        if state is None:
             if encoder_out is None:
                 raise ValueError("merged attention needs the encoder's output at its first step")
-            return self.encoder_keys(encoder_out, key_padding_mask)
-
-        if incremental_state is None:
-            seen = MergedKeys(new, source(), encoder_attn_mask)
-        else:
-            state = self.get_state(incremental_state) or {
-                "cache": choose_cache(incremental_state, new) if self.cache is None else self.cache(),
-                "source": StaticCache().append(source(), rows),
-            }
-            seen = MergedKeys(state["cache"].append(new, rows), state["source"])
-            self.set_state(incremental_state, {"cache": seen.target, "source": seen.source})
-        out, weights = self._attend(q, seen, attn_mask, is_causal, need_weights)
-        if weights is not None:
-            weights = weights[..., -seen.source.view().keys.size(2) :]
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        return out, self._reported(weights, need_weights)
+            of_source = self.encoder_keys(encoder_out, padding_mask)
+            if incremental_state is None:
+                return q, MergedKeys(new, of_source, encoder_attn_mask)
+            target = choose_cache(incremental_state, new) if self.cache is None else self.cache()
+            state = {"cache": target, "source": StaticCache().append(of_source, rows)}
+        seen = MergedKeys(state["cache"].append(new, rows), state["source"])
+        self.set_state(incremental_state, {"cache": seen.target, "source": seen.source})
+        return q, seen
 
 
 class MergedKeys(NamedTuple):
@@ -487,6 +445,11 @@ class MergedKeys(NamedTuple):
     def view(self) -> MergedKeys:
         """The keys and values of each row; see ``KeyValueCache.view``."""
         return self._replace(target=self.target.view(), source=self.source.view())
+
+    def of_source(self, weights: Tensor) -> Tensor:
+        """The weights over the source, divided by their sum, given those over target and source."""
+        weights = weights[..., -self.source.view().keys.size(2) :]
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """See ``KeyValueCache.attended``: first the positions of the target, then those of the source."""

@@ -40,7 +40,7 @@ class Positions(nn.Module):
     def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int):
         super().__init__()
         if num_rows < padding_idx + 2:
-            raise ValueError(f"a table of {num_rows} positions is too small where padding is number {padding_idx}")
+            raise ValueError(f"a table of {num_rows} positions is too small for padding_idx={padding_idx}")
         self.num_rows = num_rows
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx

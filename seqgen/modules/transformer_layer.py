@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,
     "tanh": F.tanh,
 }
+"""The activation functions of feed-forward layers, by the name that keys have for them."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,89 @@ class TransformerLayerOptions:
     attention_scale: float | None = None
 
 
-class _Layer(nn.Module):
-    """Self-attention and the feed-forward network, which encoder and decoder layers share."""
+class AttentionLayer(nn.Module):
+    """Self-attention, attention to the source if the layer is one of a decoder, and a feed-forward network.
+
+    Each of the three has a residual connection (Vaswani et al. 2017, section 3.1). A subclass sets the modules
+    ``self_attn``, ``encoder_attn`` and ``feed_forward``, for each a normalization, and ``dropout``.
+    """
+
+    normalize_before: bool = True
+    """Whether normalization is applied before each sublayer (pre-norm) rather than after it."""
+
+    has_encoder_attn: bool = False
+    """Whether there is attention to the source."""
+
+    self_attn: Any
+    encoder_attn: Any
+    feed_forward: Any
+    dropout: Dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        *,
+        encoder_attn_mask: Tensor | None = None,
+        incremental_state: StateDict | None = None,
+        need_weights: bool = False,
+        **of_self: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Transform each new position.
+
+        Args:
+            x: ``(N, T, C)``.
+            encoder_out: ``(N or sentences, S, encoder_dim)``; ``None`` for a layer without attention to the source.
+            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
+            attn_mask: mask of self-attention, see ``MultiheadAttention``.
+            encoder_attn_mask: mask of attention to the source, see ``MultiheadAttention``.
+            incremental_state: the decoding state; ``None`` for the parallel pass.
+            need_weights: whether to return the attention weights over the source.
+            of_self: further arguments of self-attention: ``is_causal``, ``rotation`` and ``key_padding_mask``.
+
+        Returns:
+            ``(N, T, C)``, undefined at padding, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
+        """
+        attended, weights = self.self_attn(
+            self._before("self_attn", x), attn_mask=attn_mask, incremental_state=incremental_state, **of_self
+        )
+        x = self._after("self_attn", x, attended)
+        if self.has_encoder_attn:
+            attended, weights = self.encoder_attn(
+                self._before("encoder_attn", x),
+                encoder_out,
+                key_padding_mask=encoder_padding_mask,
+                attn_mask=encoder_attn_mask,
+                incremental_state=incremental_state,
+                need_weights=need_weights,
+            )
+            x = self._after("encoder_attn", x, attended)
+        return self._transformed(x), weights
+
+    def _transformed(self, x: Tensor) -> Tensor:
+        """The output of the feed-forward network and its residual connection."""
+        return self._after("final", x, self.feed_forward(self._before("final", x)))
+
+    def _before(self, part: str, x: Tensor) -> Tensor:
+        """The input of a sublayer."""
+        normalized: Tensor = getattr(self, f"{part}_layer_norm")(x) if self.normalize_before else x
+        return normalized
+
+    def _after(self, part: str, x: Tensor, update: Tensor) -> Tensor:
+        """The output of a sublayer with input ``x``."""
+        x = self.dropout.residual(x, update)
+        normalized: Tensor = x if self.normalize_before else getattr(self, f"{part}_layer_norm")(x)
+        return normalized
+
+
+class TransformerEncoderLayer(AttentionLayer):
+    """Self-attention and a feed-forward network of two linear layers with an activation in between.
+
+    Args:
+        options: sizes and probabilities.
+    """
 
     def __init__(self, options: TransformerLayerOptions):
         super().__init__()
@@ -73,47 +156,14 @@ class _Layer(nn.Module):
         self.dropout = Dropout(options.dropout)
         self.activation_dropout = Dropout(options.activation_dropout)
 
-    def _before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        normalized: Tensor = norm(x) if self.normalize_before else x
-        return normalized
-
-    def _after(self, norm: nn.LayerNorm, residual: Tensor, x: Tensor) -> Tensor:
-        x = self.dropout.residual(residual, x)
-        normalized: Tensor = x if self.normalize_before else norm(x)
-        return normalized
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.fc1(self._before(self.final_layer_norm, x)))
-        hidden = self.activation_dropout(hidden) if self.training else hidden
-        return self._after(self.final_layer_norm, x, self.fc2(hidden))
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The update of the feed-forward network."""
+        hidden = self.activation(self.fc1(x))
+        projected: Tensor = self.fc2(self.activation_dropout(hidden) if self.training else hidden)
+        return projected
 
 
-class TransformerEncoderLayer(_Layer):
-    """Self-attention and a feed-forward network, each with a residual connection (Vaswani et al. 2017, section 3.1).
-
-    Args:
-        options: sizes and probabilities.
-    """
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
-        """Transform each position.
-
-        Args:
-            x: ``(N, S, C)``.
-            padding_mask: ``(N, S)`` bool, true at padding; ``None`` if there is no padding.
-            attn_mask: mask of self-attention, see ``MultiheadAttention``.
-
-        Returns:
-            ``(N, S, C)``; values at padded positions are undefined.
-        """
-        attended, _ = self.self_attn(
-            self._before(self.self_attn_layer_norm, x), key_padding_mask=padding_mask, attn_mask=attn_mask
-        )
-        x = self._after(self.self_attn_layer_norm, x, attended)
-        return self._feed_forward(x)
-
-
-class TransformerDecoderLayer(_Layer):
+class TransformerDecoderLayer(TransformerEncoderLayer):
     """Causal self-attention, encoder-decoder attention and a feed-forward network, each with a residual connection.
 
     Args:
@@ -130,53 +180,6 @@ class TransformerDecoderLayer(_Layer):
             options.embed_dim, options.attention_heads, encoder_dim=encoder_dim, dropout=options.attention_dropout
         )
         self.encoder_attn_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
-
-    def forward(
-        self,
-        x: Tensor,
-        encoder_out: Tensor | None,
-        encoder_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        *,
-        encoder_attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        incremental_state: StateDict | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform each new position.
-
-        Args:
-            x: ``(N, T, C)``.
-            encoder_out: ``(N or sentences, S, encoder_dim)``; ``None`` for a layer without encoder-decoder attention.
-            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
-            attn_mask: mask of self-attention, see ``MultiheadAttention``.
-            encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
-            is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
-            incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether to return the attention weights over the source.
-
-        Returns:
-            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
-        """
-        attended, _ = self.self_attn(
-            self._before(self.self_attn_layer_norm, x),
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            incremental_state=incremental_state,
-        )
-        x = self._after(self.self_attn_layer_norm, x, attended)
-        if not self.has_encoder_attn:
-            return self._feed_forward(x), None
-        attended, weights = self.encoder_attn(
-            self._before(self.encoder_attn_layer_norm, x),
-            encoder_out,
-            key_padding_mask=encoder_padding_mask,
-            attn_mask=encoder_attn_mask,
-            incremental_state=incremental_state,
-            need_weights=need_weights,
-        )
-        x = self._after(self.encoder_attn_layer_norm, x, attended)
-        return self._feed_forward(x), weights
 
 
 def _glorot_linear(in_features: int, out_features: int) -> Linear:

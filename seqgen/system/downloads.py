@@ -18,7 +18,7 @@ LEAST_BYTES = 1 << 20
 
 
 def watched(work: Callable[[], T], received: Callable[[], int]) -> T:
-    """Download in a thread, which is left alone if too little arrives; it does not keep the process alive.
+    """Download in a thread, which is abandoned if too little arrives; it does not keep the process alive.
 
     Args:
         work: downloads.

@@ -92,7 +92,7 @@ def check_unchanged(model: nn.Module) -> None:
         if now != file.version and now[:2] == file.version[:2] and file.in_use:
             raise CheckpointError(
                 f"the content of {file.path} was changed while a model with its weights was in use; load the model "
-                "again, and replace such files by renaming new ones, or set common.map_weights=false"
+                "again; to replace such a file, rename a new file to its name, or set common.map_weights=false"
             )
 
 

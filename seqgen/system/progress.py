@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -24,34 +25,6 @@ def clock(seconds: float) -> str:
     """A duration as hours, minutes and seconds, such as ``1:02:03``."""
     whole = round(max(0.0, seconds))
     return f"{whole // HOUR}:{whole // MINUTE % 60:02}:{whole % MINUTE:02}"
-
-
-class Bar:
-    """A progress bar on standard error, with text before and behind it, which is removed at the end.
-
-    Args:
-        total: number of steps; ``None`` if unknown.
-        before: the text before the bar.
-        behind: the text behind the bar.
-        done: number of steps that were made before.
-    """
-
-    def __init__(self, total: int | None, before: str, behind: str, done: int):
-        from rich.console import Console  # not for commands whose output goes into a file or pipe
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[behind]}"))
-        self.bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True)
-        self.bar.add_task(before, total=total, completed=done, behind=behind)
-        self.bar.start()
-
-    def update(self, done: int, behind: str) -> None:
-        """Move the bar to a number of steps, and change the text behind it."""
-        self.bar.update(self.bar.task_ids[0], completed=done, behind=behind)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self.bar.stop()
 
 
 class LineProgress:
@@ -81,7 +54,17 @@ class LineProgress:
         self.start = self.last = time.monotonic()
         self.interval, self.log = interval, log
         show = sys.stderr.isatty() if terminal is None else terminal
-        self.bar = Bar(total, "decoding", self.text(), done) if show else None
+        self.bar = self._begin_bar() if show else None
+
+    def _begin_bar(self) -> Any:
+        from rich.console import Console  # not for commands whose output goes into a file or pipe
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[behind]}"))
+        bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True)
+        bar.add_task("decoding", total=self.total, completed=self.done, behind=self.text())
+        bar.start()
+        return bar
 
     def advance(self, lines: int, failed: int) -> None:
         """Count lines that are decoded."""
@@ -92,7 +75,7 @@ class LineProgress:
     def tick(self) -> None:
         """Show the state, if it is time to."""
         if self.bar is not None:
-            self.bar.update(self.done, self.text())
+            self.bar.update(self.bar.task_ids[0], completed=self.done, behind=self.text())
             return
         now = time.monotonic()
         if self.interval and now - self.last >= self.interval:
@@ -117,5 +100,5 @@ class LineProgress:
     def close(self) -> None:
         """Remove the bar."""
         if self.bar is not None:
-            self.bar.close()
+            self.bar.stop()
             self.bar = None

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
@@ -39,7 +40,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def version_of(path: Path) -> tuple[int, ...]:
-    """The identity of the file at a path, and the time of its last change; numbers of deleted files are used again."""
+    """The identity, size and time of the last change of a file; the inode numbers of deleted files are reused."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -98,6 +99,23 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         if len(content) > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes, the maximum for such a file", str(path))
         return content
+
+
+def read_lists(package: str, name: str) -> dict[str, list[str]]:
+    """Read a data file of a package in which each line has the name of a list and some of its words.
+
+    Args:
+        package: the package.
+        name: the file.
+
+    Returns:
+        The words of each list.
+    """
+    found: dict[str, list[str]] = {}
+    for line in resources.files(package).joinpath(name).read_text("utf-8").splitlines():
+        key, *words = line.split()
+        found.setdefault(key, []).extend(words)
+    return found
 
 
 def similar_path(path: Path) -> str:

@@ -43,7 +43,7 @@ class InputLine:
         start_token: the token of the target language, if it is the start token of the decoder.
         languages: the languages of the line.
         notes: messages for the user about the input.
-        ends_line: false for a sentence of a line that is not its last one.
+        ends_line: false for a part of a line that is not its last one.
         extras: values of line stages, by name.
     """
 
@@ -86,20 +86,12 @@ class InputLine:
         """
         return replace(self, extras={**self.extras, name: value})
 
-    def translation(
-        self,
-        hypotheses: Sequence[TextHypothesis] = (),
-        notes: Sequence[str] = (),
-        bound: float | None = None,
-        exact: bool | None = None,
-    ) -> Translation:
+    def translation(self, hypotheses: Sequence[TextHypothesis] = (), notes: Sequence[str] = ()) -> Translation:
         """The result of the line; see ``Translation``.
 
         Args:
             hypotheses: its hypotheses, best first.
             notes: messages for the user about the output.
-            bound: of a certificate.
-            exact: of a certificate.
         """
         return Translation(
             id=self.number,
@@ -110,8 +102,6 @@ class InputLine:
             constraints=list(self.constraints),
             prefix=self.prefix,
             member_sources=list(self.member_sources),
-            bound=bound,
-            exact=exact,
         )
 
 
@@ -145,39 +135,49 @@ class InputEncoder:
         self.languages = LanguageReader(models, cfg)
         self._longest: dict[tuple[int, ...], int] = {}
 
-    def encode(self, number: int, line: str, prefix: str = "", languages: LineLanguages | None = None) -> InputLine:
-        """Encode a line; sources are truncated to the length that each model can read.
+    def read(self, number: int, line: str, prefix: str = "") -> InputLine:
+        """Separate a line from its languages and phrases.
 
         Args:
             number: number of the line, from 0.
             line: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs. Fields with the
                 line's languages are removed first.
             prefix: the forced beginning of the output.
-            languages: the languages of the line; ``None`` to find them.
 
         Returns:
-            The encoded line.
+            The line, which is not encoded.
 
         Raises:
-            DataError: the line or its prefix is not text, the line has too few fields for ``cfg.members`` or the
-                languages, or a field is not a language.
+            DataError: the line or its prefix is not text, the line has too few fields for the languages, or a field is
+                not a language.
         """
         check_text(line, f"line {number + 1}")
         check_text(prefix, f"the prefix of line {number + 1}")
-        if languages is None:
-            line, languages = self.languages.read(number, line) if line.strip() else (line, LineLanguages())
-        text, *phrases = line.split("\t") if self.cfg.constraints else [line]
-        read = InputLine(number, text, prefix=prefix, languages=languages)
-        if not text.strip() and not self.task.reads_empty_lines:
-            unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
+        rest, languages = self.languages.read(number, line) if line.strip() else (line, LineLanguages())
+        text, *phrases = rest.split("\t") if self.cfg.constraints else [rest]
+        return InputLine(
+            number, text, prefix=prefix, languages=languages, demanded=list(map(split_alternatives, phrases))
+        )
+
+    def encode(self, line: InputLine) -> InputLine:
+        """Encode a line; sources are truncated to the length that each model can read.
+
+        Args:
+            line: the line as ``read`` returned it, or a part of it.
+
+        Raises:
+            DataError: the line has too few fields for ``cfg.member_sources``.
+        """
+        if not line.text.strip() and not self.task.reads_empty_lines:
+            given = (("prefix", line.prefix), ("phrases", line.demanded))
+            unused = " and ".join(name for name, value in given if value)
             further = f"; its {unused} had no effect" if unused else ""
-            return replace(read, notes=[f"the line is empty, and so is its output{further}"])
-        demanded = list(map(alternatives, phrases))
-        read = self._with_sources(self.read_line(replace(read, demanded=demanded)))
+            return replace(line, notes=[f"the line is empty, and so is its output{further}"])
+        read = self._with_sources(self.read_line(line))
         if not read.sources:
             return replace(read, extras={})
         roles = (TargetLanguage.FIRST, TargetLanguage.START)
-        first, start = (self.languages.target_token(languages, role) for role in roles)
+        first, start = (self.languages.target_token(read.languages, role) for role in roles)
         read = replace(read, first_token=first, start_token=start)
         return self._with_prefix(self._with_phrases(read, read.demanded) if read.demanded else read)
 
@@ -202,7 +202,7 @@ class InputEncoder:
             ids, longest = encode_source(model.task, read, line.languages), model.model.max_positions()[0]
             if (room := _room(model, ids)) is not None and room < 1:
                 notes.append(
-                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
+                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so the output is empty"
                 )
                 return replace(line, notes=notes, member_sources=texts)
             words = model.task.source_dictionary
@@ -219,7 +219,7 @@ class InputEncoder:
     def _notes_on_text(self, text: str) -> list[str]:
         """Notes on a tab, a carriage return, and characters that are not in the vocabulary."""
         notes, tokenizer = [], self.task.source_tokenizer
-        if "\t" in text and not self.cfg.members:
+        if "\t" in text and not self.cfg.member_sources:
             notes.append(
                 "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
                 "output must contain"
@@ -269,7 +269,7 @@ class InputEncoder:
         return replace(line, prefix_tokens=ids[:longest], notes=notes)
 
 
-def alternatives(phrase: str) -> list[str]:
+def split_alternatives(phrase: str) -> list[str]:
     r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
     texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
     return [text for text in texts if text]

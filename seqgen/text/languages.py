@@ -14,7 +14,6 @@ from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
-from seqgen.decoding.building import Resources
 from seqgen.task import Task, other_languages
 
 _FIELD = re.compile(r"field([1-9]\d?)")
@@ -35,16 +34,6 @@ class TextModel(Protocol):
     @property
     def generation(self) -> Mapping[str, Any]:
         """The model's decoding settings, by the names of ``GenerationConfig``'s fields."""
-
-
-def forced_first_token(model: TextModel) -> int | None:
-    """The id of the token that a model's settings force at the beginning of outputs; ``None`` if there is none.
-
-    Args:
-        model: the model, with its settings.
-    """
-    token = str(model.generation.get("forced_first") or "")
-    return Resources(model.task.target_dictionary).token(token) if token else None
 
 
 @dataclass(frozen=True)
@@ -221,8 +210,8 @@ def check_languages(members: Sequence[TextModel]) -> None:
         if other_languages(first, member.task.language_pair):
             raise ConfigError(
                 f"model 1 translates {'-'.join(first)}, and model {number} {'-'.join(member.task.language_pair)}; an "
-                "ensemble has one pair of languages, unless generation.members says what each model reads, such as "
-                f"[{','.join(['input'] * len(members))}]"
+                "ensemble has one pair of languages, unless generation.member_sources says what each model reads, such "
+                f"as [{','.join(['input'] * len(members))}]"
             )
 
 
@@ -243,21 +232,6 @@ def note_if_language_unset(cfg: GenerationConfig, model: TextModel) -> str | Non
         f"the model has {len(languages.ids)} languages; it chooses that of the output itself unless you set "
         "generation.target_lang=CODE"
     )
-
-
-def notes_if_languages_unset(cfg: GenerationConfig, models: Sequence[TextModel]) -> list[str]:
-    """Notes for the user about members of other vocabularies, which cannot be told the language of the output.
-
-    Args:
-        cfg: the configuration of decoding.
-        models: the members.
-    """
-    return [
-        f"model {number} chooses the language of the output itself: members with different target vocabularies cannot "
-        "be told the language"
-        for number, model in enumerate(models, start=1)
-        if forced_first_token(model) is None and note_if_language_unset(cfg, model)
-    ]
 
 
 def _needed(languages: Languages | None, key: str, value: str) -> Languages:

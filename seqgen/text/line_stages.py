@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple
 
-from seqgen.config import GenerationConfig
+from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.decoding.building import Resources
-from seqgen.registry import Registry, import_declared
+from seqgen.registry import MissingAddonError, Registry, import_declared
 from seqgen.text.input_line import InputLine
 from seqgen.text.results import Translation
 
@@ -27,7 +28,13 @@ LINE_STAGES = Registry("line stage", "line_stage")
 """The line stages that are registered, by name."""
 register_line_stage = LINE_STAGES.register
 
-_DECLARED = {"glossary": "seqgen.addons.glossary.stage"}
+_DECLARED = {
+    "input_split": "seqgen.addons.paragraphs.stage",
+    "glossary": "seqgen.addons.glossary.stage",
+    "quality_features": "seqgen.addons.confidence.stage",
+    "confidence": "seqgen.addons.confidence.stage",
+    "certificate": "seqgen.addons.catalogue.certificate",
+}
 """By the key of ``generation`` that selects a stage: the module that registers it; only such a key imports it."""
 
 
@@ -38,8 +45,23 @@ class LineOrder(enum.IntEnum):
     """Changes the text."""
     PHRASES = 20
     """Demands phrases, which depend on the text."""
-    RESULTS = 30
+    HYPOTHESES = 30
+    """Writes before the others, while a translation has all hypotheses of the search; ``nbest`` of them are kept."""
+    RESULTS = 40
     """Describes the translation."""
+
+
+class Split(NamedTuple):
+    """A line that is decoded in parts.
+
+    Attributes:
+        parts: the parts. Their numbers, on which random numbers depend, are different for all parts of all lines;
+            those but the last one have ``ends_line=False``.
+        join: makes the translation of the line of those of its parts.
+    """
+
+    parts: Sequence[InputLine]
+    join: Callable[[Sequence[Translation]], Translation]
 
 
 class LineStage:
@@ -48,10 +70,26 @@ class LineStage:
     Attributes:
         order: when it runs.
         key: the key of ``GenerationConfig`` that selects the stage; empty for a stage that always runs.
+        splits: whether ``split`` divides lines; only one stage of a decode can.
+        written: by key of ``GenerationConfig`` what most formats write of it, such as ``"no terms"``, and the formats
+            that write all, such as ``"format=json"``, for a note to the user; ``None`` if all can have the key.
     """
 
     order: ClassVar[LineOrder] = LineOrder.RESULTS
     key: ClassVar[str] = ""
+    splits: ClassVar[bool] = False
+    written: ClassVar[Mapping[str, tuple[str, str] | None]] = {}
+
+    @classmethod
+    def check(cls, cfg: GenerateConfig) -> None:
+        """Refuse options of ``seqgen-generate`` that the stage cannot be used with, before a model is loaded.
+
+        Args:
+            cfg: the configuration, which selects the stage.
+
+        Raises:
+            ConfigError: says which option to remove.
+        """
 
     @classmethod
     def build(cls, cfg: GenerationConfig, resources: Resources) -> LineStage | None:
@@ -62,6 +100,14 @@ class LineStage:
             resources: the models and the target vocabulary.
         """
         return cls()
+
+    def split(self, line: InputLine) -> Split:
+        """Divide a line into parts, which are then read, decoded and written like separate lines.
+
+        Args:
+            line: the line; it may be empty.
+        """
+        raise NotImplementedError
 
     def read(self, line: InputLine) -> InputLine:
         """Change a line before it is encoded, or demand phrases of its output; empty lines are not read.
@@ -85,7 +131,7 @@ class LineStage:
 
         Args:
             whole: the translation of the line.
-            parts: the translations of its sentences, two or more.
+            parts: the translations of its parts, two or more.
         """
         return whole
 
@@ -94,6 +140,17 @@ class LineStage:
 
         Args:
             translation: the translation; without extras if the line could not be decoded.
+        """
+        return {}
+
+    @classmethod
+    def columns(cls, translation: Translation) -> Mapping[str, str]:
+        """The columns of TSV output that describe the extras of a translation: names and texts.
+
+        Tables have the columns of all installed stages, so that their number does not depend on the settings.
+
+        Args:
+            translation: the translation; without extras if the stage is not selected.
         """
         return {}
 
@@ -120,10 +177,15 @@ class LineStages:
 
     Args:
         stages: the stages by name.
+
+    Attributes:
+        splitter: the stage that divides lines; ``None`` if they are decoded as they are.
     """
 
     def __init__(self, stages: Mapping[str, LineStage]):
         self._stages = stages
+        self.splitter = next((stage for stage in stages.values() if stage.splits), None)
+        self._of_search = [stage for stage in stages.values() if stage.order == LineOrder.HYPOTHESES]
 
     @classmethod
     def build(cls, cfg: GenerationConfig, resources: Resources) -> LineStages:
@@ -139,21 +201,44 @@ class LineStages:
         built = ((name, stage.build(cfg, resources)) for name, stage in _selected(cfg))
         return cls({name: stage for name, stage in built if stage is not None})
 
+    @property
+    def needs_all(self) -> bool:
+        """True if ``write_search`` needs all hypotheses of the search, not only ``nbest`` of them."""
+        return bool(self._of_search)
+
+    @property
+    def written(self) -> dict[str, tuple[str, str] | None]:
+        """See ``LineStage.written``."""
+        return {key: what for stage in self._stages.values() for key, what in stage.written.items()}
+
+    def split(self, line: InputLine) -> Split:
+        """See ``LineStage.split``; a line that is not divided is its own part."""
+        if self.splitter is None:
+            return Split([line], lambda parts: parts[0])
+        parts, join = self.splitter.split(line)
+        return Split(parts, lambda translations: self._joined(join(translations), translations))
+
     def read(self, line: InputLine) -> InputLine:
         """See ``LineStage.read``."""
         for stage in self._stages.values():
             line = stage.read(line)
         return line
 
-    def write(self, line: InputLine, translation: Translation) -> Translation:
-        """See ``LineStage.write``."""
-        for stage in self._stages.values():
+    def write_search(self, line: InputLine, translation: Translation) -> Translation:
+        """``LineStage.write`` of the stages of ``LineOrder.HYPOTHESES``, before ``nbest`` hypotheses are kept."""
+        for stage in self._of_search:
             translation = stage.write(line, translation)
         return translation
 
-    def joined(self, whole: Translation, parts: Sequence[Translation]) -> Translation:
-        """See ``LineStage.joined``."""
+    def write(self, line: InputLine, translation: Translation) -> Translation:
+        """``LineStage.write`` of the other stages."""
         for stage in self._stages.values():
+            if stage not in self._of_search:
+                translation = stage.write(line, translation)
+        return translation
+
+    def _joined(self, whole: Translation, parts: Sequence[Translation]) -> Translation:
+        for stage in self._stages.values() if len(parts) > 1 else ():
             whole = stage.joined(whole, parts)
         return whole
 
@@ -167,15 +252,32 @@ class LineStages:
         return Counter({f"{name}.{key}": value for name, found in pairs for key, value in found.items()})
 
 
+def _in_order() -> list[tuple[str, type[LineStage]]]:
+    """The names and classes of the stages that are imported, in their order."""
+    stages: list[tuple[str, Any]] = [(entry.name, entry.component) for entry in LINE_STAGES.entries()]
+    return sorted(stages, key=lambda pair: (pair[1].order, pair[0]))
+
+
 def _selected(cfg: GenerationConfig) -> Iterator[tuple[str, type[LineStage]]]:
     """The names and classes of the stages that the settings select, in their order."""
     for key, module in _DECLARED.items():
-        if getattr(cfg, key):
+        if getattr(cfg, key, None):  # the add-on that declares the key may be missing
             import_declared(module, f"generation.{key}")
-    stages: list[tuple[str, Any]] = [(entry.name, entry.component) for entry in LINE_STAGES.entries()]
-    for name, stage in sorted(stages, key=lambda pair: (pair[1].order, pair[0])):
-        if not stage.key or getattr(cfg, stage.key):
-            yield name, stage
+    yield from ((name, stage) for name, stage in _in_order() if not stage.key or getattr(cfg, stage.key))
+
+
+def check_stages(cfg: GenerateConfig) -> None:
+    """Refuse options that a selected stage cannot be used with; see ``LineStage.check``."""
+    for _, stage in _selected(cfg.generation):
+        stage.check(cfg)
+
+
+def installed_stages() -> list[type[LineStage]]:
+    """All stages in their order, also those that no setting selects."""
+    for module in dict.fromkeys(_DECLARED.values()):
+        with suppress(MissingAddonError):
+            import_declared(module, module)
+    return [stage for _, stage in _in_order()]
 
 
 def summaries(cfg: GenerationConfig, counts: Mapping[str, int]) -> list[str]:

@@ -6,18 +6,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from seqgen.config import GenerateConfig
+from seqgen.config.generate import OUTPUT_FORMATS
+from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.resolution import changes_scores
+from seqgen.text.line_stages import installed_stages
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 
-Writer = Callable[[Translation], str]
+Writer: TypeAlias = Callable[[Translation], str]
 """From the translation of one input line to the lines that are written."""
+Format: TypeAlias = Callable[[TextDecoding, Sequence[str] | None], Writer]
+F = TypeVar("F", bound=Format)
 
 _SEPARATORS = re.compile("[ \t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 """Characters that separate pieces, fields or, in some programs, lines."""
@@ -37,7 +42,7 @@ def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
     """
     if cfg.format == "json":
         scores = len(translator.members) > 1 or changes_scores(translator.settings())
-        return Details(attention=not translator.by_agreement, scores=scores)
+        return Details(attention=translator.shares_vocabulary, scores=scores)
     return Details(attention=cfg.print_alignment)
 
 
@@ -60,10 +65,8 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
             _hypothesis(item, len(decoding.members)) | _top_tokens(item.hypothesis, decoding.task.target_dictionary)
             for item in translation.hypotheses
         ]
-        rated = {"features": translation.features or None, "confidence": translation.confidence}
-        rated |= {"review": translation.review}
-        rated = {name: value for name, value in rated.items() if value is not None}
-        return {"source": translation.source, **further, **rated, "hypotheses": hypotheses}
+        described = decoding.stages.record(translation)
+        return {"source": translation.source, **further, **described, "hypotheses": hypotheses}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {"id": translation.id, **fields(translation, **how)}
@@ -72,9 +75,6 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
         for name in ("prefix", "constraints", "notes"):
             if value := getattr(translation, name):
                 record[name] = value
-        record |= decoding.stages.record(translation)
-        if translation.exact is not None:
-            record |= {"exact": translation.exact, "bound": translation.bound}
         # a JSON parser turns the escapes back into the characters
         line = json_text(record)
         return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
@@ -186,23 +186,55 @@ def _field(text: str) -> str:
 
 
 def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """Format ``tsv``: source, output, score, confidence and ``review`` or nothing, after a line with these names."""
-    head = "source\toutput\tscore\tconfidence\treview\n"
+    """Format ``tsv``: source, output, score and the columns of line stages, after a line with their names."""
+    stages = installed_stages()
 
     def write(translation: Translation) -> str:
-        numbers = [f"{translation.score:.4f}" if translation.hypotheses else ""]
-        numbers.append("" if translation.confidence is None else f"{translation.confidence:.4f}")
-        texts = [_field(translation.source), _field(translation.text)]
-        fields = [*texts, *numbers, "review" if translation.review else ""]
-        return (head if translation.id == 0 else "") + "\t".join(fields) + "\n"
+        columns = {"source": translation.source, "output": translation.text}
+        columns["score"] = f"{translation.score:.4f}" if translation.hypotheses else ""
+        for stage in stages:
+            columns |= stage.columns(translation)
+        rows = [[*columns]] if translation.id == 0 else []
+        return "".join("\t".join(map(_field, row)) + "\n" for row in [*rows, [*columns.values()]])
 
     return write
 
 
-FORMATS: dict[str, Callable[[TextDecoding, Sequence[str] | None], Writer]] = {
+FORMATS: dict[str, Format] = {
     "text": text_writer,
     "json": json_writer,
     "fairseq": fairseq_writer,
     "tsv": tsv_writer,
 }
 """The formats by name: functions from a prepared decoding, and the references if there are any, to a writer."""
+
+BUILT_IN = frozenset(FORMATS)
+
+
+def register_output_format(name: str) -> Callable[[F], F]:
+    """Add an output format: the value ``name`` of ``format``.
+
+    The decorated function takes the prepared decoding, and the references or ``None``; it returns a ``Writer``::
+
+        @register_output_format("numbered")
+        def numbered(decoding, references):
+            return lambda translation: f"{translation.id}\\t{translation.text}\\n"
+
+    Args:
+        name: its name.
+
+    Returns:
+        The decorator; it returns the function unchanged.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if name in FORMATS:
+        raise ConfigError(f"the output format {name!r} exists; rename yours")
+
+    def decorator(function: F) -> F:
+        FORMATS[name] = function
+        OUTPUT_FORMATS.append(name)
+        return function
+
+    return decorator

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import keys_tagged
+from seqgen.config.options import LISTS_OUTPUTS
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Hypothesis
 from seqgen.task import Task
@@ -17,6 +19,10 @@ from seqgen.text.results import TextHypothesis
 
 MIN_SOURCE_TOKENS, SHORT_OUTPUT_DIVISOR = 40, 3
 """An output is noted if its source has at least 40 tokens, and it has less than a third as many."""
+
+
+ADVICE = {"input_split": "; decode paragraphs with generation.input_split=sentences"}
+"""What the user of such an output can do, by the key that it names, which an add-on declares."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class OutputNotes:
         if not hypotheses:
             in_time = " and generation.max_time" if self.cfg.max_time else ""
             missing = f"no output within the maximum length{in_time} has all phrases"
-            return [f"{missing if line.phrases else 'every output was forbidden'}, so that the output is empty"]
+            return [f"{missing if line.phrases else 'every output was forbidden'}, so the output is empty"]
         if len(hypotheses) < self.cfg.nbest:
             possible = "have all phrases" if line.phrases else "are possible"
             why = "were found in time" if hypotheses[0].timed_out else possible
@@ -63,10 +69,10 @@ class OutputNotes:
         """Describe what an output that no limit has cut off may lack; empty if nothing was found."""
         source, output = len(line.sources[0]), len(item.tokens)
         if self.task.translates and not item.text.strip():
-            return "the output is empty, which generation.min_len or lenpen can prevent"
+            return "the output is empty, which generation.min_len or length_penalty can prevent"
         short = source >= MIN_SOURCE_TOKENS and output < source / SHORT_OUTPUT_DIVISOR
         if self.task.translates and short:
-            advice = "" if self.cfg.input_split else "; decode paragraphs with generation.input_split=sentences"
+            advice = "".join(text for key, text in ADVICE.items() if not getattr(self.cfg, key, True))
             return f"the output has {output} tokens for {source} of the source and may lack a part{advice}"
         return ""
 
@@ -82,8 +88,8 @@ class OutputNotes:
         """
         cfg, size, forces_end = self.cfg, len(item.tokens), self.setup.forces_end
         whole = size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
-        beginning = " (it is only the beginning of a line of generation.prefix_trie)"
-        rest = beginning if cfg.prefix_trie and not whole else ""
+        listing = next((key for key in keys_tagged(LISTS_OUTPUTS) if getattr(cfg, key)), "")
+        rest = f" (it is only the beginning of a line of generation.{listing})" if listing and not whole else ""
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         longest -= forces_end and not whole  # Marian's search ends there without an end token

@@ -154,7 +154,7 @@ def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) 
     shape = (len(texts), len(references))
     if found.shape != shape or found.dtype.kind not in "fiu" or not numpy.isfinite(found).all():
         raise contract_error(
-            utility, method, f"must return {shape} finite numbers and returns {found.shape} of {found.dtype}"
+            utility, method, f"must return {shape} finite numbers but returns {found.shape} of {found.dtype}"
         )
     return found
 
@@ -171,7 +171,7 @@ def reranked(reranker: Reranker, translation: Translation, hypotheses: Sequence[
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != len(hypotheses) or any(map(math.isnan, numbers)):
-        what = f"must return a number for each of {len(hypotheses)} hypotheses and returns {shown(scores)}"
+        what = f"must return a number for each of {len(hypotheses)} hypotheses but returns {shown(scores)}"
         raise contract_error(reranker, "__call__", what)
     return numbers
 

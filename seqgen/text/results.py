@@ -82,7 +82,7 @@ class TextHypothesis:
 
 @dataclass(frozen=True)
 class Computed:
-    """An extra that follows from the translation when it is read, such as from a text that was changed meanwhile.
+    """An extra that is computed from the translation when it is read, because the text may change until then.
 
     Attributes:
         of: a function of a module, so that translations can be pickled.
@@ -102,17 +102,10 @@ class Translation:
         hypotheses: best first; none for an empty line.
         constraints: phrases that the output must contain (``generation.constraints``, and those of line stages).
         prefix: the forced beginning of every hypothesis; empty if there is none.
-        member_sources: what each member of the ensemble reads (``generation.members``), by default the line; none for
-            an empty line.
+        member_sources: what each member of the ensemble reads (``generation.member_sources``), by default the line;
+            none for an empty line.
         notes: messages for the user, for example about a truncation.
-        sentences: with ``generation.input_split=sentences``, the translations of the sentences, if there are several.
-        features: values of ``generation.features``, and of the features of a calibration; empty for an empty line.
-        confidence: with ``generation.confidence``, the probability that the output is good enough; of several
-            sentences that of the least certain one. ``None`` for an empty line.
-        review: whether a person should read the line (``generation.review_share``, ``generation.review_risk``); of
-            several sentences, whether one should be read.
-        bound: with ``generation.certificate``, an upper bound on the score of every output that the search has pruned.
-        exact: with ``generation.certificate``, whether the hypotheses are the best of all allowed outputs.
+        sentences: the translations of the parts of a line that a line stage has divided, if there are several.
         extras: values of line stages, by name; each can be read as an attribute, too.
     """
 
@@ -125,11 +118,6 @@ class Translation:
     prefix: str = ""
     member_sources: list[str] = field(default_factory=list)
     sentences: list[Translation] = field(default_factory=list)
-    features: dict[str, float] = field(default_factory=dict)
-    confidence: float | None = None
-    review: bool | None = None
-    bound: float | None = None
-    exact: bool | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ class MemberSource(Component):
     """Gives a member of an ensemble a text to read in place of the input line; a subclass implements ``__call__``.
 
     A source registered with ``@register_member_source`` is selected by its name, for one member or several
-    (``generation.members=[input,NAME]``).
+    (``generation.member_sources=[input,NAME]``).
     """
 
     def __call__(self, line: str, number: int) -> str:
@@ -33,14 +33,14 @@ class MemberSource(Component):
 
 
 def sources_from_config(cfg: GenerationConfig, resources: Resources) -> list[str | MemberSource]:
-    """The entries of ``generation.members``, registered names replaced by their components.
+    """The entries of ``generation.member_sources``, registered names replaced by their components.
 
     Raises:
         ConfigError: an entry is not a source.
     """
     return [
         build(MEMBER_SOURCES, name, MemberSource, cfg, resources) if MEMBER_SOURCES.find(name) else name
-        for name in cfg.members
+        for name in cfg.member_sources
     ]
 
 
@@ -62,7 +62,7 @@ def source_text(source: str | MemberSource, line: str, number: int) -> str:
     fields, wanted = line.split("\t"), field_of(source)
     if wanted > len(fields):
         raise DataError(
-            f"line {number + 1} has {len(fields)} fields, and generation.members names field {wanted}; separate "
+            f"line {number + 1} has {len(fields)} fields, and generation.member_sources names field {wanted}; separate "
             "fields by tabs"
         )
     return fields[wanted - 1] if wanted else line

@@ -19,21 +19,18 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources
-from seqgen.decoding.certificate import certificate_of
+from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
-from seqgen.text.confidence.estimator import ConfidenceEstimator
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import TextModel, encode_source
 from seqgen.text.line_stages import LineStages
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
-from seqgen.text.sentences import ParagraphReader
 from seqgen.text.sources import sources_from_config
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer, continuation
@@ -65,7 +62,6 @@ class TextDecoding:
         input_encoder: encodes lines.
         batcher: divides them into batches.
         ranker: ranks their hypotheses; ``None`` for the order of the search.
-        confidence: adds features and the probability that an output is good enough; ``None`` if not requested.
         output_notes: writes notes on them.
 
     Raises:
@@ -95,28 +91,30 @@ class TextDecoding:
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)
         resources = Resources(
-            *of_text, device=self.device, models=self.members, ensemble=settings.ensemble, settings=cfg
+            *of_text,
+            device=self.device,
+            models=self.members,
+            observers=setup.observers,
+            ensemble=settings.ensemble,
+            settings=cfg,
         )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
         self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)
-        self.splitter = ParagraphReader(self.input_encoder, self.stages) if cfg.input_split else None
-        if self.splitter is not None and streamer is not None:
-            raise ConfigError("generation.input_split=sentences cannot be streamed; remove it, or do not stream")
+        if (splitter := self.stages.splitter) is not None and streamer is not None:
+            given = f"generation.{splitter.key}={getattr(cfg, splitter.key)}"
+            raise ConfigError(f"{given} cannot be streamed; remove it, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
-        rates = cfg.features or cfg.confidence
-        self.confidence = ConfidenceEstimator(cfg, self.models, resources) if rates else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
 
     @cached_property
     def scorer(self) -> SequenceScorer:
         """Scores outputs with the models, without processors and penalties."""
         ensemble, words, cfg = self.generator.setup.ensemble, self.task.target_dictionary, self.cfg
-        normalizes = not cfg.unnormalized
-        return SequenceScorer(
-            ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination, bit_exact=cfg.bit_exact
-        )
+        normalizes = cfg.normalize_scores
+        scorer = SequenceScorer(ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination)
+        return changed("scorer", scorer, cfg)
 
     def translate(
         self,
@@ -146,17 +144,15 @@ class TextDecoding:
         if streamer is not None:
             streamer.bind(self._decode_ids)
 
-        def decode(some: Sequence[InputLine]) -> Iterator[Translation]:
-            return self._translate_buffer(some, on_line)
-
         try:
             numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
-                if self.splitter is not None:
-                    yield from self.splitter.translate(buffer, decode)
-                else:
-                    yield from decode([self.input_encoder.encode(number, *pair) for number, pair in buffer])
+                split = [self.stages.split(self.input_encoder.read(number, *pair)) for number, pair in buffer]
+                encoded = [self.input_encoder.encode(part) for parts, _ in split for part in parts]
+                decoded = self._translate_buffer(encoded, on_line)
+                for parts, join in split:
+                    yield join([next(decoded) for _ in parts])
         finally:
             if streamer is not None:
                 streamer.close()
@@ -165,7 +161,7 @@ class TextDecoding:
         self, lines: Sequence[InputLine], on_line: Callable[[], None] | None
     ) -> Iterator[Translation]:
         """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
-        found = {line.number: self.stages.write(line, line.translation()) for line in lines if not line.sources}
+        found = {line.number: self._written(line, line.translation()) for line in lines if not line.sources}
         try:
             self._begin(lines)
             readable = [line for line in lines if line.sources]
@@ -212,7 +208,7 @@ class TextDecoding:
         reason = self.generator.setup.merge_obstacle or (
             f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not support it"
         )
-        if not reason.startswith("debug."):
+        if not reason.startswith("fast."):
             yield f"continuous batching is not used, so decoding is slower: {reason}"
 
     def _decoded_batch(self, lines: Sequence[InputLine]) -> Iterator[Translation]:
@@ -247,19 +243,21 @@ class TextDecoding:
         """
         notes = self.output_notes.on_search(line, hypotheses)
         found = []
-        for hypothesis in hypotheses if self.ranker or self.confidence else hypotheses[: self.cfg.nbest]:
+        for hypothesis in hypotheses if self.ranker or self.stages.needs_all else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
             replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
             if replaces and aligned.alignment is None:
                 notes.append("unknown words are not replaced: the model returns no attention weights")
             found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
-        best = ranked[: self.cfg.nbest]
-        certificate = certificate_of(self.generator.setup)
-        bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
-        made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
-        rated = made if self.confidence is None else self.confidence.rated(made, ranked)
-        return self.stages.write(line, rated)
+        return self._written(line, line.translation(ranked, notes))
+
+    def _written(self, line: InputLine, translation: Translation) -> Translation:
+        """The translation of a line with what the stages write, and with ``nbest`` of its hypotheses."""
+        found = self.stages.write_search(line, translation)
+        best = found.hypotheses[: self.cfg.nbest]
+        notes = [*found.notes, *self.output_notes.on_outputs(line, best)] if line.sources else found.notes
+        return self.stages.write(line, replace(found, hypotheses=best, notes=notes))
 
     def _add_notes(self, notes: Iterable[str]) -> None:
         """Add notes on speed, unless there is one with the same reason."""
@@ -306,5 +304,5 @@ class TextDecoding:
         if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
             return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
         batch = self.batcher.collate([(line, item.tokens) for line, item in pairs], self.members)
-        ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
+        ranking = Ranking(self.cfg.normalize_scores, self.cfg.length_penalty, self.cfg.length_penalty_form)
         return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)

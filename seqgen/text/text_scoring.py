@@ -126,7 +126,7 @@ class TextScoring:
                 scores[block.start : block.stop] = one.hypothesis.positional_scores[block.start - block.first :]
         for tokens, found in zip(encoded, scores.split([len(line) for line in encoded]), strict=True):
             total = float(found.sum())
-            yield Hypothesis(tokens, total if self.cfg.unnormalized else total / len(tokens), found)
+            yield Hypothesis(tokens, total / len(tokens) if self.cfg.normalize_scores else total, found)
 
     def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
         """A batch of examples, which are given as each member reads them."""

@@ -31,20 +31,20 @@ from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources
-from seqgen.decoding.captured import obstacle
+from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
+from seqgen.decoding.resolution import resolve
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.system.reading import version_of
 from seqgen.task import Task
 from seqgen.text.input_line import check_text
-from seqgen.text.languages import TextModel
+from seqgen.text.languages import TextModel, force_target_language, note_if_language_unset
 from seqgen.text.results import Details, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
-from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
+from seqgen.text.vocabularies import cross_vocabulary, settings_of_models
 
 
 @dataclass(frozen=True)
@@ -119,21 +119,21 @@ class Translator:
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
-        self._vocabularies = vocabularies_of(self.members)
+        self._across = cross_vocabulary(self.members)
         # refuses settings that exclude each other
-        self._resolved = self._key(self._settings), self._vocabularies.resolve(self._settings)
+        self._resolved = self._key(self._settings), self._completed(self._settings)
         self.dtype = str(self._settings.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        self._generator: tuple[Any, SequenceGenerator] | None = None
+        self._generator: tuple[Any, tuple[SequenceGenerator, list[str]]] | None = None
         self._prepared: _Prepared | None = None
         self._drafts: dict[str, TextModel] = {}
 
     @property
-    def by_agreement(self) -> bool:
-        """True if the models have different target vocabularies: they are decoded as a cross-vocabulary ensemble."""
-        return isinstance(self._vocabularies, DifferentVocabularies)
+    def shares_vocabulary(self) -> bool:
+        """True if all models have the same target vocabulary; otherwise they are a cross-vocabulary ensemble."""
+        return self._across is None
 
     def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
         return to_dtype(model, self.dtype) if self.dtype else model
@@ -157,6 +157,11 @@ class Translator:
         """Equal for calls that resolve to the same settings: the layers above the models, and those of the models."""
         return settings, *(Layer(MODEL, member.generation).comparable for member in self.members)
 
+    def _completed(self, settings: Settings) -> ResolvedSettings:
+        """Complete settings by those of the models and the defaults."""
+        of_models = settings_of_models(self.members, settings)
+        return resolve(settings, of_models) if self._across is None else self._across.resolve(settings, of_models)
+
     def resolve(self, keys: Mapping[str, Any]) -> ResolvedSettings:
         """Resolve all settings of a call; those of the last call are kept.
 
@@ -176,7 +181,7 @@ class Translator:
             )
         key, last = self._key(settings), self._resolved
         if last[0] != key:
-            self._resolved = last = key, self._vocabularies.resolve(settings)
+            self._resolved = last = key, self._completed(settings)
         return last[1]
 
     def translate(
@@ -202,7 +207,7 @@ class Translator:
             return_hidden: whether they have the last hidden features of the decoders.
             return_internals: whether they have the hidden states and attention weights of all layers.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
-                ``DebugConfig`` (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``,
+                ``FastConfig`` (``**{"search.groups": 3, "fast.use_cache": False}``). ``search``, ``combination``,
                 ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``)
                 may also be objects.
 
@@ -264,34 +269,39 @@ class Translator:
             notes.append(note)
         if streaming:
             _check_streamable(cfg)
-        self._vocabularies.check(details, streaming)
+        if self._across is not None:
+            wanted_details = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
+            self._across.check(**wanted_details, streaming=streaming)
+        elif note := note_if_language_unset(cfg, self.members[0]):
+            notes.append(note)
         self._check_shared_vocabulary(cfg)
-        notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        generator = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
+        generator, of_setup = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
             for name in ("max_len", "max_len_b")
             if given.get(name, 0) > writable
         ]
-        if resolved.debug.captured_steps:
-            reasons = {obstacle(model, self.device) for model in self.models} - {""}
-            notes += [f"debug.captured_steps has no effect: {reason}" for reason in sorted(reasons)]
+        notes += of_setup
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
-    def _build(self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
-        """The generator of a call; that of the last call if it has the same settings and files."""
+    def _build(
+        self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None
+    ) -> tuple[SequenceGenerator, list[str]]:
+        """The generator of a call, with notes on it; that of the last call if it has the same settings and files."""
         key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
         if last is None or last[0] != key:
             further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
-            models = self._specified(further.pop("members", None))
+            models = self._specified(further.pop("member_sources", None))
             for ranking in ("mbr", "rerank"):
                 further.pop(ranking, None)
             if draft is not None:
                 further["draft"] = draft.model
-            further |= {"debug": resolved.debug, "need_attention": need_attention}
-            self._generator = last = key, self._vocabularies.build_generator(models, resolved.generation, **further)
+            further |= {"fast": resolved.fast, "need_attention": need_attention}
+            cfg = force_target_language(resolved.generation, self.task)
+            generator = self.task.build_generator(models, cfg, **further)
+            self._generator = last = key, (generator, sorted(generator.setup.notes))
         return last[1]
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
@@ -353,7 +363,7 @@ class Translator:
             sources: the source lines.
             references: the target of each.
             numbers: the line number of each, on which the sources of members may depend; by default counted from 0.
-            settings: ``unnormalized``, ``combination`` and its keys, ``batch_size``, ``source_lang`` and
+            settings: ``normalize_scores``, ``combination`` and its keys, ``batch_size``, ``source_lang`` and
                 ``target_lang`` of ``GenerationConfig``.
 
         Yields:
@@ -380,7 +390,7 @@ class Translator:
                 so many tokens, context included.
             context_window: the tokens of each block that are context: the model sees them, and they are scored in the
                 block before.
-            settings: ``unnormalized``, ``combination`` and its keys, and ``batch_size`` of ``GenerationConfig``.
+            settings: ``normalize_scores``, ``combination`` and its keys, and ``batch_size`` of ``GenerationConfig``.
 
         Yields:
             For each line, in order, its tokens with scores. An empty line has one token, end-of-sentence.
@@ -403,17 +413,21 @@ class Translator:
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(known)}"
             )
-        self._vocabularies.check_scorable()
+        if not self.shares_vocabulary:
+            raise ConfigError(
+                "known targets are scored by models with one target vocabulary, and these have different ones; score "
+                "with each model alone"
+            )
         resolved = self.resolve(settings)
         cfg, objects = resolved.generation, resolved.objects
         target = self.task.target_dictionary
         combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
-        members = members_from_config(self._specified(objects.get("members")), cfg)
+        members = members_from_config(self._specified(objects.get("member_sources")), cfg)
         # a scale of the model's settings is for decoding: scores would not be log-probabilities
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
-        of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
-        scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
+        of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
+        scorer = changed("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
         return TextScoring(self.members, cfg, scorer, self.device)
 
 

@@ -53,7 +53,7 @@ class UnknownWords:
         if not tokenizer.whole_words and not any(token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols):
             raise ConfigError(
                 f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not "
-                "mark where words begin, so that no word can be replaced; remove it"
+                "mark where words begin, so no word can be replaced; remove it"
             )
         return cls(tokenizer, {} if value == SOURCE else read_translations(Path(value)))
 

@@ -126,7 +126,7 @@ def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:
         verify_run(folder, config)
         for key in sorted({key for key in {**config, **configs[first]} if key.startswith("model.")}):
             here, there = config.get(key), configs[first].get(key)
-            if here != there and not _only_in_training(key):
+            if here != there and "drop" not in key.rpartition(".")[2]:
                 what = "its model" if key == "model._name" else key
                 raise CheckpointError(
                     f"{folder}: {what} is {here}, but {there} in {first}; only models of one architecture can be "
@@ -139,8 +139,3 @@ def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:
                 f"{folder}: its tokenizer differs from that of {first}, so their token ids mean different text; "
                 "average only checkpoints of runs with the same tokenizer"
             )
-
-
-def _only_in_training(key: str) -> bool:
-    """True if a key of the model has no effect on decoding: rates of dropout and layer drop."""
-    return "drop" in key.rpartition(".")[2]

@@ -265,7 +265,8 @@ class SequenceCriterion(Criterion):
         source, encoder_out = batch.source, None
         if has_default_forward(model):
             encoder_out = model.encoder(source.src_tokens, source.src_lengths)
-        parts = _parts(rows, max(_tokens(batch), longest))
+        sides = [side.numel() for side in (source.src_tokens, batch.target) if side is not None]
+        parts = _parts(rows, max(*sides, longest))
         missing = self.context.passes(model, len(parts)) - len(parts)
         found = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
         values = [lprobs for lprobs, _ in found]
@@ -300,11 +301,6 @@ class _Row(NamedTuple):
 
 def _equal(one: Hypothesis, other: Hypothesis) -> bool:
     return torch.equal(one.tokens, other.tokens)
-
-
-def _tokens(batch: Batch) -> int:
-    """Tokens of the larger side of a batch, padding included."""
-    return max(side.numel() for side in (batch.source.src_tokens, batch.target) if side is not None)
 
 
 def _parts(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -273,7 +273,7 @@ class TrainingRun:
         freq = self.triggers.update_freq(epoch)
         rounds = self.iterator.rounds
         total = math.ceil(rounds / freq)
-        with closing(self._batches()) as batches:
+        with closing(iter(self.iterator)) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
                 group: list[Batch | None] = list(itertools.islice(batches, freq))
                 most = min(freq, rounds - (number - 1) * freq)  # of all ranks
@@ -286,9 +286,6 @@ class TrainingRun:
                     if reason:
                         return reason
         return ""
-
-    def _batches(self) -> Generator[Batch]:
-        yield from self.iterator
 
     def _update(self, group: list[Batch | None], epoch: int) -> bool:
         """Make an update; return false if it was skipped."""

@@ -187,7 +187,7 @@ def test_headers_that_name_other_files(value: str, name: str, hub: Hub, tmp_path
     """The library would write to the path that the server gives."""
     hub.headers = {name: value}
     with pytest.raises(
-        CheckpointError, match=f"{PATH}: cannot be downloaded from .*its header {name} is .*not the name"
+        CheckpointError, match=f"{PATH}: cannot be downloaded from .*its header {name} is .*not the identifier"
     ):
         local_path(PATH)
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}

@@ -341,11 +341,11 @@ class TestRefused:
         refused(command("generate"), "path is missing")
         refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
         for arguments, words in (
-            (["length_penalty=1.2"], "or 'generation.lenpen'?"),
-            (["generation.length_penalty=1.2"], "did you mean 'generation.lenpen=1.2'?"),
+            (["length_penalty=1.2"], "or 'generation.length_penalty'?"),
+            (["generation.length_penalty=1.2"], "did you mean 'generation.length_penalty=1.2'?"),
             (["common.fp16=true"], "did you mean 'generation.dtype=float16'?"),
-            (["task.test=x"], "which is one of seqgen-train; a trained model keeps its value"),
-            (["optimization.clip_norm=1"], "which is one of seqgen-train"),
+            (["task.test=x"], "which is a key of seqgen-train only; a trained model keeps its value"),
+            (["optimization.clip_norm=1"], "which is a key of seqgen-train only"),
             (["optimization.nothing=1"], "unknown key 'optimization.nothing'; --help lists"),
             (["path", "=", "x"], "'path' is not of the form key=value (no spaces, except in quotes)"),
             (["path=[a"], "the bracket is not closed; write path=[A,B] without spaces"),
@@ -378,7 +378,7 @@ class TestRefused:
             refused(command(*arguments), words)
 
     def test_the_built_in_example_is_not_trained_without_a_word(self, data: Path) -> None:
-        said = "no task is given, so that the built-in example is trained: task=number_names\n"
+        said = "no task is given, so the built-in example is trained: task=number_names\n"
         assert said in command("train", f"run_dir={data}/test.en").err
         assert said not in command("train", "task=number_names", f"run_dir={data}/test.en").err
 

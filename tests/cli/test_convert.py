@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from dataclasses import replace
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.cli import convert
 from seqgen.cli.train import with_checkpoint
-from seqgen.decoding.prefix_trie import PrefixTrie
 from tests.commands import command, refused, sentences
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
 
@@ -144,7 +143,7 @@ def test_of_two_that_write_one_output_the_second_fails(
     monkeypatch.setattr(convert, "load_model", load_while_another_writes)
     outcome = command("convert", *arguments)
     refused(outcome, f"cannot write {output}: ", "another process may have written it; give another name")
-    assert output.is_dir() or len(PrefixTrie.load(output, 100).tokens) == 4  # the root, w1, w2 and the end
+    assert output.is_dir() or len(load_file(output)["tokens"]) == 4  # the root, w1, w2 and the end
     assert not list(tmp_path.glob(".new*"))
 
 
@@ -170,24 +169,3 @@ def test_keys_without_effect_are_refused(arguments: list[str], words: str) -> No
     outcome = command("convert", *arguments)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert words in outcome.err
-
-
-def test_a_trie_decodes_as_its_text_does(checkpoint: Path, tmp_path: Path) -> None:
-    text, trie, allowed = tmp_path / "allowed", tmp_path / "allowed.safetensors", ["w1 w2", "w3", "w1 w4 w5"]
-    text.write_text("".join(f"{line}\n" for line in allowed), encoding="utf-8")
-    made = command("convert", "format=trie", f"path={checkpoint}", f"input={text}", f"output={trie}")
-    assert made.code == 0, made.err
-    keys = ("generation.beam=3", "generation.nbest=3", "generation.certificate=true")
-    found = [decode(checkpoint, tmp_path, *keys, f"generation.prefix_trie={file}") for file in (text, trie)]
-    assert found[0] == found[1]
-    for line in found[0].splitlines():
-        record = json.loads(line)
-        assert sorted(item["text"] for item in record["hypotheses"]) == sorted(allowed)
-        assert (record["exact"], record["bound"]) == (True, None)
-
-
-def test_a_trie_needs_a_text_and_the_name_of_its_file(checkpoint: Path, tmp_path: Path) -> None:
-    for output in ("allowed", "a.safetensors"):
-        outcome = command("convert", "format=trie", f"path={checkpoint}", f"output={tmp_path}/{output}")
-        assert outcome.code == 2
-        assert "format=trie needs input=FILE with the allowed outputs, and output=NAME.safetensors" in outcome.err

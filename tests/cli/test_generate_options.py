@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +140,25 @@ def test_unknown_words(runs: Path) -> None:
 def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "fconv", run)
-    seqgen.save_generation(run, GenerationConfig(beam=2, lenpen=0.3, max_tokens=50))
+    seqgen.save_generation(run, GenerationConfig(beam=2, length_penalty=0.3, max_tokens=50))
     loaded = seqgen.load_model(run)
-    assert loaded.generation == {"beam": 2, "lenpen": 0.3}, "how many tokens in a batch is nothing to the model"
+    assert loaded.generation == {"beam": 2, "length_penalty": 0.3}, "how many tokens in a batch is nothing to the model"
     own = generate(run)
     assert (
-        "the model decodes with settings of its own, which your keys override: generation.beam=2, lenpen=0.3" in own.err
+        "the model decodes with settings of its own, which your keys override: generation.beam=2, length_penalty=0.3"
+        in own.err
     )
-    asked = ("generation.beam=2", "generation.lenpen=0.3")
+    asked = ("generation.beam=2", "generation.length_penalty=0.3")
     assert own.out == generate(runs / "fconv", *asked).out
-    plain = generate(run, "generation.beam=5", "generation.lenpen=1.0")
+    plain = generate(run, "generation.beam=5", "generation.length_penalty=1.0")
     assert "decoded as" not in plain.err
     assert plain.out == generate(runs / "fconv").out, "what is given counts, also where it is the default"
-    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("  lenpen:", "  lenpem:"))
-    with pytest.raises(ConfigError, match="did you mean 'lenpen'"):
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace("  length_penalty:", "  length_penaltz:")
+    )
+    with pytest.raises(ConfigError, match="did you mean 'length_penalty'"):
         seqgen.load_model(run)
-    refused(generate(run), "lenpem", "did you mean 'lenpen'")
+    refused(generate(run), "length_penaltz", "did you mean 'length_penalty'")
 
 
 def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path) -> None:
@@ -215,51 +217,3 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
             assert record["hypotheses"][0]["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
     command("convert", f"path={folder}", f"output={tmp_path}/run")
     assert seqgen.Translator(tmp_path / "run").settings() == settings, "the run is decoded as the folder is"
-
-
-PARAGRAPHS = "The dog sees a man.  The tree has a ball.\n\nThe man has a dog\n  The dog! A man? \n"
-
-
-def test_paragraphs(runs: Path) -> None:
-    pytest.importorskip("sentencex")
-    arguments = ("generation.input_split=sentences", "generation.input_split_lang=en")
-    outcome = generate(runs / "fconv", *arguments, stdin=PARAGRAPHS.encode())
-    found = records(generate(runs / "fconv", *arguments, "format=json", stdin=PARAGRAPHS.encode()))
-    assert outcome.out.splitlines() == [line["hypotheses"][0]["text"] if line["hypotheses"] else "" for line in found]
-    assert [line["source"] for line in found] == PARAGRAPHS.splitlines()
-    assert [len(line.get("sentences", [])) for line in found] == [2, 0, 0, 2]
-    first, last = found[0], found[3]
-    assert [part["source"] for part in last["sentences"]] == ["The dog!", "A man?"]
-    parts = [part["hypotheses"][0] for part in first["sentences"]]
-    assert first["hypotheses"][0]["text"] == "  ".join(part["text"] for part in parts)
-    assert first["hypotheses"][0]["tokens"] == [token for part in parts for token in part["tokens"]]
-    assert last["hypotheses"][0]["text"].startswith("  ")
-    assert last["hypotheses"][0]["text"].endswith(" ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["format=fairseq"], "format=fairseq cannot be used with generation.input_split=sentences"),
-        (["stream=true"], "stream cannot be used with generation.input_split=sentences"),
-        (["generation.beam=5", "generation.nbest=2"], "generation.input_split=sentences gives one output"),
-        (["generation.input_split_lang=xx"], "generation.input_split=sentences has no rules for the language 'xx'"),
-    ],
-)
-def test_what_needs_whole_lines_is_refused(runs: Path, arguments: list[str], words: str) -> None:
-    pytest.importorskip("sentencex")
-    refused(generate(runs / "fconv", "generation.input_split=sentences", *arguments), words)
-
-
-def test_lines_that_are_inserted_into_a_template_are_not_split(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sentencex")
-    split = "generation.input_split=sentences"
-    monkeypatch.setattr("seqgen.tasks.translation.TranslationTask.reads_plain_lines", False)
-    refused(generate(runs / "fconv", "input=", split), "this task inserts lines into a template; give complete lines")
-    assert generate(runs / "fconv", split).code == 0, "the lines are finished"
-
-
-def test_paragraphs_without_the_package(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentencex", None)
-    outcome = generate(runs / "fconv", "generation.input_split=sentences")
-    refused(outcome, "generation.input_split=sentences needs a package: pip install sentencex")

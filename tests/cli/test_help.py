@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import seqgen
-from seqgen.cli.calibrate import CalibrateConfig
 from seqgen.cli.commands import COMMANDS, installed
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
@@ -31,12 +30,12 @@ SCHEMAS: dict[str, type] = {
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
-    "seqgen-calibrate": CalibrateConfig,
     **{
         program: getattr(importlib.import_module(module), name)
         for program, module, name in (
             ("seqgen-tune", "seqgen.cli.referenced_text", "ReferencedTextConfig"),
             ("seqgen-show", "seqgen.addons.compare.command", "ShowConfig"),
+            ("seqgen-calibrate", "seqgen.addons.confidence.command", "CalibrateConfig"),
             ("seqgen-diff", "seqgen.addons.traces.command", "DiffConfig"),
             ("seqgen-check", "seqgen.addons.checks.kinds", "ModelCheckConfig"),
         )

@@ -58,7 +58,10 @@ def test_hypotheses_that_a_format_does_not_write(run: Path, tmp_path: Path) -> N
         (("generation.top_tokens=2",), "top_tokens=2: format=text writes no probable tokens; choose format=json"),
         (("generation.top_tokens=2", "format=tsv"), "top_tokens=2: format=tsv writes no probable tokens"),
         (("generation.top_tokens=2", "format=json"), ""),
-        (("generation.top_tokens=2", "format=tsv", "generation.features=[boosted_lprob]"), "writes no features"),
+        (
+            ("generation.top_tokens=2", "format=tsv", "generation.quality_features=[boosted_lprob]"),
+            "writes no features",
+        ),
     ],
 )
 def test_what_a_format_does_not_write(run: Path, keys: tuple[str, ...], said: str) -> None:
@@ -112,7 +115,7 @@ def test_keys_of_the_other_way_to_score(run: Path, data: Path) -> None:
     text = (f"hypothesis={data}/test.de", f"reference={data}/test.de")
     model = (f"path={run}", f"source={data}/test.en", f"reference={data}/test.de")
     refused(command("score", *text, f"source={data}/test.en"), "source has no effect: it is for metric comet")
-    for argument in ("output=out", "generation.unnormalized=true", "reading.dictionary=x"):
+    for argument in ("output=out", "generation.normalize_scores=false", "reading.dictionary=x"):
         key = argument.split("=")[0].split(".")[0]
         refused(command("score", *text, argument), f"{key} is for scoring with path=")
     for argument in ("lowercase=true", "tokenize=char"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,12 +14,11 @@ from typing import Any
 import pytest
 
 from seqgen.cli.keys import every_key
-from seqgen.config import GenerateConfig, GenerationConfig, JobGenerationConfig, TrainConfig, option
-from seqgen.config.added_options import _decorate_again, _schemas, register_options
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
+from seqgen.config.added_options import _decorate_again, register_options
 from seqgen.config.generation import Options, keys_tagged
-from seqgen.config.keys import types_of
 from seqgen.config.options import CALL
-from seqgen.config.user_files import _USER_FILES, user_modules
+from seqgen.config.user_files import _USER_FILES, import_user_dir, user_modules
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.registry import LOGITS_PROCESSORS
@@ -55,18 +55,21 @@ class Pace(LogitsProcessor):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
+    with user_file(tmp_path / "pace.py", FILE) as file:
+        yield file
+
+
+@contextmanager
+def user_file(file: Path, code: str) -> Iterator[Path]:
     """A user's file; its keys and components are forgotten afterwards."""
-    (tmp_path / "pace.py").write_text(FILE)
+    file.write_text(code)
     bases, defaults = Options.__bases__, {**DEFAULTS}
-    yield tmp_path / "pace.py"
+    yield file
     LOGITS_PROCESSORS._entries.pop("pace", None)
-    for name in [name for name, known in user_modules() if known == str(tmp_path / "pace.py")]:
+    for name in [name for name, known in user_modules() if known == str(file)]:
         del sys.modules[name], _USER_FILES.files[name]
     Options.__bases__ = bases
-    for schema in _schemas(GenerationConfig):
-        _decorate_again(schema)
-    keys_tagged.cache_clear()
-    types_of.cache_clear()
+    _decorate_again()
     DEFAULTS.clear()
     DEFAULTS.update(defaults)
 
@@ -82,13 +85,10 @@ def test_keys_of_a_users_file(file: Path) -> None:
 
     refused(command("generate", own, "path=a", "generation.pace=-1"), "generation.pace=-1.0 is below its minimum, 0")
     refused(command("generate", own, "path=a", "generation.word_bonus=1"), "did you mean 'generation.pace'?")
-    for schema in (GenerationConfig, JobGenerationConfig):
-        cfg = schema(beam=4, pace=0.5)  # type: ignore[call-arg]
-        assert from_dict(schema, to_dict(cfg), "values") == cfg != schema(beam=4)
-        assert "pace=0.5" in repr(cfg)
-        assert schema().paced == []  # type: ignore[union-attr]
-    assert JobGenerationConfig(workers=2).part_lines == JobGenerationConfig().part_lines == 4096
-    assert {field.name: field.metadata for field in dataclasses.fields(JobGenerationConfig)}["workers"]["maximum"]
+    cfg = GenerationConfig(beam=4, pace=0.5)  # type: ignore[call-arg]
+    assert from_dict(GenerationConfig, to_dict(cfg), "values") == cfg != GenerationConfig(beam=4)
+    assert "pace=0.5" in repr(cfg)
+    assert GenerationConfig().paced == []  # type: ignore[attr-defined]
     assert "pace" in keys_tagged(CALL)
 
 
@@ -105,14 +105,24 @@ def test_a_component_reads_the_keys(file: Path) -> None:
         Translator(text_model(), pace=-2.0)
 
 
+def test_a_key_changes_the_setup(tmp_path: Path) -> None:
+    """The example of docs/extending.md."""
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "timed_setup" in block)
+    plain = Translator(text_model()).translate(TEXTS)
+    with user_file(tmp_path / "timed.py", code) as file:
+        import_user_dir(file)
+        found = Translator(text_model(), timed=f"{tmp_path}/seconds").translate(TEXTS)
+    assert [line.text for line in found] == [line.text for line in plain]
+    phases = [line.split()[0] for line in (tmp_path / "seconds").read_text().splitlines()]
+    assert {*phases} == {"begin", "step"}
+    assert phases.count("step") > phases.count("begin")
+
+
 def test_what_cannot_be_registered() -> None:
     @dataclass
     class Taken:
         beam: int = option(1, "a key that exists")
-
-    @dataclass
-    class OfJobs:
-        workers: int = option(1, "a key that jobs have")
 
     @dataclass
     class Bare:
@@ -120,7 +130,6 @@ def test_what_cannot_be_registered() -> None:
 
     for options, message in (
         (Taken, "Taken .*: the key generation.beam exists; rename yours"),
-        (OfJobs, "generation.workers exists"),
         (Bare, "Bare .* must be a dataclass whose fields are declared by option"),
         (int, "int .* must be a dataclass"),
     ):

@@ -10,44 +10,46 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, options
-from seqgen.config.generation import keys_tagged
+from seqgen.config.generation import KEYS_OF_ADDONS, keys_tagged
 from seqgen.config.keys import OTHER_NAMES, similar_keys
 from seqgen.config.options import SCOPES, decoding_key
 
 FACTS = {
-    "CALL": "max_time top_tokens observers features review_share review_risk members dtype",
-    "INPUT": "input_split input_split_lang",
-    "FILES": "glossary draft prefix_trie shortlist replace_unknown confidence",
+    "CALL": "max_time top_tokens observers member_sources dtype",
+    "INPUT": "",
+    "FILES": "draft replace_unknown",
     "SPEED": "max_tokens batch_size buffer_size",
-    "ENSEMBLE": "guidance_scale combination members",
+    "ENSEMBLE": "guidance_scale combination member_sources",
     "STRATEGY": "constraints seed",
-    "WARPER": "sampling_topk sampling_topp min_p typical_p epsilon_cutoff eta_cutoff",
+    "WARPER": "top_k top_p min_p typical_p epsilon_cutoff eta_cutoff",
     "KEEPS_SCORES": """
-        semantics beam nbest source_lang input_split input_split_lang max_len_a max_len_b max_len
-        early_stopping end_symbols stop_strings max_time unnormalized lenpen length_penalty seed draft draft_tokens
-        prompt_lookup mbr rerank top_tokens replace_unknown observers features confidence review_share review_risk
-        members max_tokens batch_size buffer_size dtype
-    """,
-    "ACROSS_VOCABULARIES": """
-        semantics beam nbest max_len_a max_len_b max_len min_len unnormalized lenpen length_penalty temperature mbr
-        rerank members max_tokens batch_size buffer_size dtype components
-    """,
-    "CONSTRAINS": "constraints glossary",
-    "NOT_IN_TRAINING": """
-        nbest source_lang target_lang input_split input_split_lang max_time constraints glossary draft rerank
-        top_tokens replace_unknown features confidence review_share review_risk members max_tokens batch_size
+        semantics beam nbest source_lang max_len_a max_len_b max_len
+        early_stopping end_symbols stop_strings max_time normalize_scores length_penalty length_penalty_form seed draft
+        draft_tokens prompt_lookup mbr rerank top_tokens replace_unknown observers member_sources max_tokens batch_size
         buffer_size dtype
     """,
-    "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers features confidence review_share review_risk",
-    "WHOLE_LINE": "nbest constraints certificate members",
-    "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
+    "ACROSS_VOCABULARIES": """
+        semantics beam nbest max_len_a max_len_b max_len min_len normalize_scores length_penalty length_penalty_form
+        temperature mbr rerank member_sources max_tokens batch_size buffer_size dtype components
+    """,
+    "CONSTRAINS": "constraints",
+    "NOT_IN_TRAINING": """
+        nbest source_lang target_lang max_time constraints draft rerank
+        top_tokens replace_unknown member_sources max_tokens batch_size
+        buffer_size dtype
+    """,
+    "LISTS_OUTPUTS": "",
+    "NEEDS_STEPS": "top_tokens",
+    "WHOLE_LINE": "nbest constraints member_sources",
+    "SCORES_TARGETS": "source_lang target_lang normalize_scores combination batch_size",
 }
-"""The keys with each fact, except ``MODEL``, which the keys without another scope have."""
+"""The keys with each fact, except ``MODEL``, which the keys without another scope have, and those of add-ons."""
 
 
 @pytest.mark.parametrize("fact", FACTS)
 def test_the_keys_with_a_fact(fact: str) -> None:
-    assert [*keys_tagged(getattr(options, fact))] == sorted(FACTS[fact].split(), key=order().index)
+    found = [key for key in keys_tagged(getattr(options, fact)) if key not in KEYS_OF_ADDONS]
+    assert found == sorted(FACTS[fact].split(), key=order().index)
 
 
 def order() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import compose_given
 from seqgen.config.generate import GenerateConfig
 from seqgen.config.settings import Layer, ResolvedSettings, Settings
@@ -18,11 +18,11 @@ from tests.text_models import text_model
 
 
 def test_a_layer_overrides_those_below_it() -> None:
-    user = Settings().with_layer("user", {"beam": 3, "lenpen": 0.5, "debug.use_cache": False})
-    call = user.with_layer("call", {"generation.beam": 4}).over("model", {"nbest": 2, "lenpen": 2.0})
-    assert call.generation == {"nbest": 2, "lenpen": 0.5, "beam": 4}
-    assert call.debug == {"use_cache": False}
-    assert [call.origin(key) for key in ("beam", "lenpen", "nbest", "debug.use_cache", "min_len")] == [
+    user = Settings().with_layer("user", {"beam": 3, "length_penalty": 0.5, "fast.use_cache": False})
+    call = user.with_layer("call", {"generation.beam": 4}).over("model", {"nbest": 2, "length_penalty": 2.0})
+    assert call.generation == {"nbest": 2, "length_penalty": 0.5, "beam": 4}
+    assert call.fast == {"use_cache": False}
+    assert [call.layer_of(key) for key in ("beam", "length_penalty", "nbest", "fast.use_cache", "min_len")] == [
         "call", "user", "model", "user", "default"
     ]  # fmt: skip
     assert user.get("beam") == 3, "layers do not change"
@@ -75,19 +75,19 @@ def test_resolved_settings_are_compared_by_their_effect() -> None:
     assert len(set(found)) == 1
     processors = [Forbid([4]), Forbid([4])]
     assert len({resolve(Settings().with_layer("user", {"processors": [one]})) for one in processors}) == 2
-    assert resolve(Settings().with_layer("user", {"debug.use_cache": False})) != resolve(Settings())
+    assert resolve(Settings().with_layer("user", {"fast.use_cache": False})) != resolve(Settings())
     values = found[0].values
-    assert (values["generation.beam"], values["debug.use_cache"]) == (4, True)
-    assert len(values) == len(vars(GenerationConfig())) - 1 + len(vars(DebugConfig()))
+    assert (values["generation.beam"], values["fast.use_cache"]) == (4, True)
+    assert len(values) == len(vars(GenerationConfig())) - 1 + len(vars(FastConfig()))
 
 
 def test_the_ensemble_has_its_keys_and_those_of_its_components_alone() -> None:
     ensemble = {
-        "members": ["field1", "empty"],
+        "member_sources": ["field1", "empty"],
         "guidance_scale": 1.0,
         **{"combination": "fusion", "combination.weight": 0.3},
     }
-    others = {"beam": 4, "search": "diverse_beam", "search.groups": 2, "lenpen": 0.5}
+    others = {"beam": 4, "search": "diverse_beam", "search.groups": 2, "length_penalty": 0.5}
     assert resolve(Settings().with_layer("user", {**ensemble, **others})).ensemble == ensemble
 
 
@@ -103,10 +103,10 @@ def test_objects_are_separated_from_names() -> None:
 
 
 def test_what_the_command_line_gives() -> None:
-    overrides = ["generation.beam=5", "debug.use_cache=false", "generation.search=diverse_beam", "search.groups=5",
-                 "generation.workers=2", "format=json"]  # fmt: skip
+    overrides = ["generation.beam=5", "fast.use_cache=false", "generation.search=diverse_beam", "search.groups=5",
+                 "job.workers=2", "format=json"]  # fmt: skip
     assert compose_given(GenerateConfig, overrides)[1] == {
-        "generation.beam": 5, "debug.use_cache": False, "generation.search": "diverse_beam", "search.groups": 5
+        "generation.beam": 5, "fast.use_cache": False, "generation.search": "diverse_beam", "search.groups": 5
     }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_a_second_call_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
     with monkeypatch.context() as patch:
         patch.setattr(Translator, "prepare", fail)
-        patch.setattr(type(translator._vocabularies), "resolve", fail)
+        patch.setattr(Translator, "_completed", fail)
         again = translator.translate(texts, nbest=2, return_scores=True)
         with pytest.raises(AssertionError):
             translator.translate(texts, nbest=3)

@@ -93,7 +93,7 @@ def test_each_line_has_its_target_language(folders: dict[str, Path], name: str) 
     translator = Translator(str(folders[name]))
     keys = {"source_lang": source} if source else {}
     settings = {"beam": 3, "nbest": 3, "target_lang": "field2", **keys}
-    for further in ({}, {"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "debug.continuous_batching": False}):
+    for further in ({}, {"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "fast.continuous_batching": False}):
         translations = translator.translate(lines, **settings, **further)
         assert [t.source for t in translations] == LINES
         got = [hypothesis for translation in translations for hypothesis in translation.hypotheses]
@@ -277,7 +277,7 @@ def test_lines_with_several_languages_are_decoded_as_if_alone(folders: dict[str,
         {"beam": 1, "draft": str(folders[name])},
         {"beam": 4, "search": "diverse_beam", "search.groups": 2},
         {"beam": 1, "search": "contrastive"},
-        {"beam": 2, "semantics": "fairseq", "debug.use_cache": False},
+        {"beam": 2, "semantics": "fairseq", "fast.use_cache": False},
     ]
     for strategy in strategies:
         keys = {"max_len": 6, "max_len_b": 6, **strategy}

@@ -132,7 +132,7 @@ def test_given_dictionary_is_indexed_by_pieces(tokenizer: SentencePieceTokenizer
     assert through.decode([*ids, given.eos()]) == "two dogs"
     assert given.index("é") in through.encode("two é"), "a character that only the dict.txt knows"
     assert given.unk() in through.encode("two ß")
-    with pytest.raises(DataError, match="hardly any piece"):
+    with pytest.raises(DataError, match="contains too few pieces"):
         SentencePieceTokenizer(tokenizer.model, Dictionary.from_counts({"other": 1}))
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -14,10 +17,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 
+import seqgen.config
 import seqgen.extend
 from examples.extending import cache
 from examples.extending.combination import PowerMean
@@ -31,9 +36,11 @@ from examples.extending.stateful_processor import FrequencyPenalty
 from examples.extending.stopping_rule import LoopRule
 from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
+from seqgen.checkpoints.loading import load_model
 from seqgen.cli.command import run
 from seqgen.config import GenerationConfig
 from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError
 from seqgen.core.member import Member
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.session import Session
@@ -120,7 +127,7 @@ def test_search_strategy(runs: Path) -> None:
 
 
 def test_logits_processor(runs: Path) -> None:
-    translator = Translator(text_model(), unnormalized=True, **SETTINGS)
+    translator = Translator(text_model(), normalize_scores=False, **SETTINGS)
     reward = 0.3
     longer = translator.translate(TEXTS, processors=[WordReward(2, reward)], return_scores=True)
     for line in longer:
@@ -265,6 +272,48 @@ def test_line_stage(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         _ = with_stage[0].lackign
 
 
+def in_a_process(name: str, example: str, *keys: str) -> str:
+    """What a command prints, in a process of its own: what the example registers is not there in other tests."""
+    code = ["-m", f"seqgen.cli.{name}", f"common.user_dir={EXAMPLES / example}.py", *keys]
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent.parent), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, *code], check=False, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_keys_of_decoding(runs: Path) -> None:
+    keys = ("generation.processors=[rewarded]", "generation.beam=3", "generation.max_len_b=12")
+    found = in_a_process("generate", "keys", f"path={runs / 'a'}", f"input={runs / 'input'}", "format=json",
+        "generation.token_reward=2.0", *keys)  # fmt: skip
+    printed = [json.loads(line) for line in found.splitlines()]
+    eos = 2
+    assert outputs(printed) == shown(by_object(runs, processors=[WordReward(eos, 2.0)], beam=3))
+    assert "added to the score of each token" in in_a_process("generate", "keys", "--help", "generation.token_reward")
+
+
+def test_output_format(runs: Path) -> None:
+    keys = (f"path={runs / 'a'}", f"input={runs / 'input'}", "generation.max_len_b=12", "generation.nbest=2")
+    found = in_a_process("generate", "output_format", *keys, "format=numbered")
+    wanted = [f"{line.id + 1}\t{line.score:.2f}\t{line.text}" for line in by_object(runs)]
+    assert found.splitlines() == wanted
+    assert "text | json | fairseq | tsv | numbered" in in_a_process("generate", "output_format", "--help", "format")
+    with pytest.raises(ConfigError, match="the output format 'json' exists"):
+        seqgen.extend.register_output_format("json")
+
+
+def test_model_format(runs: Path, tmp_path: Path) -> None:
+    keys = (f"path={runs / 'a'}", "format=numpy", f"output={tmp_path / 'out'}")
+    assert f"{tmp_path / 'out'}: " in in_a_process("convert", "model_format", *keys)
+    loaded = load_model(str(runs / "a"))
+    weights = numpy.load(tmp_path / "out" / "weights.npz")
+    for name, value in loaded.model.state_dict().items():
+        assert numpy.array_equal(weights[name], value.numpy()), name
+    tokens = json.loads((tmp_path / "out" / "tokens.json").read_text(encoding="utf-8"))
+    assert tokens["target"] == [*loaded.task.target_dictionary]
+    with pytest.raises(ConfigError, match="format=export exists"):
+        seqgen.extend.register_model_format("export")
+
+
 def test_observer(runs: Path, tmp_path: Path) -> None:
     beam = 3
     keys = (f"generation.beam={beam}", "generation.nbest=3", "generation.suppress=[e]")
@@ -381,8 +430,9 @@ def _all(found: list[Translation]) -> list[Any]:
 
 def test_the_reference_is_the_surface() -> None:
     """Every name is in one group, and the page is what ``python -m tests.reference`` writes."""
-    names = [*chain.from_iterable(reference.groups().values())]
-    assert sorted(names) == sorted({*seqgen.extend.__all__}) == sorted(seqgen.extend.__all__)
+    for module in (seqgen.extend, seqgen.config):
+        names = [*chain.from_iterable(reference.groups(module).values())]
+        assert sorted(names) == sorted({*module.__all__}) == sorted(module.__all__)
     assert (reference.ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference.page()
 
 

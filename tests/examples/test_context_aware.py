@@ -34,7 +34,7 @@ def test_is_the_formula_by_enumeration() -> None:
 @pytest.mark.parametrize("name", ["transformer_tiny", "transformer_lm_tiny"])
 def test_fields_alone_and_in_a_batch(name: str) -> None:
     model = text_model(name, sharpness=1.2)
-    options = {"beam": 4, "max_len_b": 6, "members": ["field1", "field2"], "combination": "context_aware"}
+    options = {"beam": 4, "max_len_b": 6, "member_sources": ["field1", "field2"], "combination": "context_aware"}
     lines = [f"w9 w8 {text}\t{text}" for text in TEXTS]
     translator = Translator([model, model], **options)
     together = translator.translate(lines, **{"combination.alpha": 1.5})

@@ -48,11 +48,11 @@ def test_a_random_line_is_a_second_field(batch_size: int, tmp_path: Path) -> Non
     file.write_text("\n".join(["w9 w8", "w5 w4 w3 w10", *TEXTS]) + "\n")
     keys = {"source.random_line.file": str(file), "source.random_line.seed": 7, "combination.weights": [0.5]}
     translator = Translator([model, model], combination="contrast", batch_size=batch_size, **OPTIONS)
-    found = translator.translate(TEXTS, members=["input", "random_line"], **keys)
+    found = translator.translate(TEXTS, member_sources=["input", "random_line"], **keys)
     source = RandomLine(["w9 w8", "w5 w4 w3 w10", *TEXTS], seed=7)
     pairs = [f"{text}\t{source(text, number)}" for number, text in enumerate(TEXTS)]
     assert all(len(set(pair.split("\t"))) == 2 for pair in pairs)
-    by_field = translator.translate(pairs, members=["field1", "field2"], **{"combination.weights": [0.5]})
+    by_field = translator.translate(pairs, member_sources=["field1", "field2"], **{"combination.weights": [0.5]})
     assert shown(found) == shown(by_field)
     assert shown(found) != shown(Translator(model, **OPTIONS).translate(TEXTS))
 
@@ -61,16 +61,18 @@ def test_a_language_tag_replaces_the_first_word() -> None:
     assert LanguageTag("<2en>")("<2de> a dog", 3) == "<2en> a dog"
     model = text_model(sharpness=1.2)
     translator = Translator([model, model], combination=Contrast([0.4]), **OPTIONS)
-    found = translator.translate(TEXTS, members=["input", "language_tag"], **{"source.language_tag.tag": "w9"})
+    found = translator.translate(TEXTS, member_sources=["input", "language_tag"], **{"source.language_tag.tag": "w9"})
     pairs = ["\t".join([text, " ".join(["w9", *text.split()[1:]])]) for text in TEXTS]
-    assert shown(found) == shown(translator.translate(pairs, members=["field1", "field2"]))
+    assert shown(found) == shown(translator.translate(pairs, member_sources=["field1", "field2"]))
 
 
 def test_known_targets_are_scored_with_the_registered_source() -> None:
     model = text_model(sharpness=1.2)
     tag = {"source.language_tag.tag": "w9"}
-    translator = Translator([model, model], combination=Contrast([0.4]), members=["input", "language_tag"], **tag)
-    pairs = Translator([model, model], combination=Contrast([0.4]), members=["field1", "field2"])
+    translator = Translator(
+        [model, model], combination=Contrast([0.4]), member_sources=["input", "language_tag"], **tag
+    )
+    pairs = Translator([model, model], combination=Contrast([0.4]), member_sources=["field1", "field2"])
     (found,) = translator.score(["w1 w5"], ["w2 w3"])
     (expected,) = pairs.score(["w1 w5\tw9 w5"], ["w2 w3"])
     assert found.score == pytest.approx(expected.score, abs=1e-6)

@@ -15,7 +15,7 @@ from tests.commands import SMALL_TRANSFORMER, command, corpus, training_argument
 from tests.text_models import text_model
 
 DOCUMENTS = [["w1 w2 w3", "w4", "w5 w6"], ["w7 w8"], ["w9 w1 w2 w3", "w2", "w6 w5 w4", "w8"]]
-CONTRAST: dict[str, Any] = {"members": ["field1", "field2"], "combination": ContextAware(0.5)}
+CONTRAST: dict[str, Any] = {"member_sources": ["field1", "field2"], "combination": ContextAware(0.5)}
 
 
 def plain(translator: Translator, document: list[str], context: int, settings: dict[str, Any]) -> list[str]:

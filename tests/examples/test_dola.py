@@ -79,7 +79,7 @@ def test_is_the_formula(name: str) -> None:
         assert alone.text == line.text
         assert alone.score == pytest.approx(line.score, abs=1e-5)
     assert [one.text for one in translator.translate(TEXTS)] == [
-        one.text for one in translator.translate(TEXTS, **{"debug.use_cache": False})
+        one.text for one in translator.translate(TEXTS, **{"fast.use_cache": False})
     ]
 
 

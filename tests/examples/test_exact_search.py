@@ -50,10 +50,10 @@ def generator(models: list[ScriptedModel], words: int, search: ExactSearch | Non
     [
         Settings(beam=1, normalize=False, max_len=5),
         Settings(beam=3, max_len=4),
-        Settings(beam=1, lenpen=2.0, max_len=5),
-        Settings(beam=4, lenpen=0.3, max_len=4),
-        Settings(beam=2, lenpen=-1.0, max_len=4),
-        Settings(beam=2, lenpen=0.0, temperature=2.0, max_len=3),
+        Settings(beam=1, length_penalty=2.0, max_len=5),
+        Settings(beam=4, length_penalty=0.3, max_len=4),
+        Settings(beam=2, length_penalty=-1.0, max_len=4),
+        Settings(beam=2, length_penalty=0.0, temperature=2.0, max_len=3),
         Settings(beam=3, min_len=3, max_len=4, unkpen=2.0),
         Settings(beam=3, no_repeat_ngram=1, max_len=5),
         Settings(beam=3, no_repeat_ngram=2, max_len=4),
@@ -66,7 +66,7 @@ def generator(models: list[ScriptedModel], words: int, search: ExactSearch | Non
 )
 def test_equals_enumeration(settings: Settings, at_once: int) -> None:
     rule = random_rule(vocab=6, seed=settings.beam, sharpness=2.0)
-    ranking = Ranking(settings.normalize, settings.lenpen)
+    ranking = Ranking(settings.normalize, settings.length_penalty)
     results = generator(
         [ScriptedModel(rule)],
         2,
@@ -89,7 +89,7 @@ def test_wu_penalty_and_huggingface_rules() -> None:
         max_len_b=longest,
         min_len=0,
         len_penalty=1.4,
-        length_penalty="wu",
+        length_penalty_form="wu",
         semantics="huggingface",
     ).generate(batch_of(SOURCES[:1]))[0]
     wanted: Pairs = []

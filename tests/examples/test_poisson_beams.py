@@ -157,5 +157,5 @@ def test_keys_and_refusals() -> None:
     for item in line["hypotheses"]:
         gap = sum(item["positional_scores"]) - item["score"]
         assert item["fields"]["log_inclusion"][-1] == pytest.approx(gap, abs=1e-5)
-    with pytest.raises(ConfigError, match="remove lenpen"):
-        translator.translate(TEXTS, search="poisson_beams", lenpen=2.0)
+    with pytest.raises(ConfigError, match="remove length_penalty"):
+        translator.translate(TEXTS, search="poisson_beams", length_penalty=2.0)

@@ -42,7 +42,7 @@ def models() -> list[ModelInMemory]:
 
 def test_decoder_only_language_models_as_members(models: list[ModelInMemory]) -> None:
     keys = {"combination": "density_ratio", "combination.source_weight": 0.3, "combination.target_weight": 0.6}
-    translator = Translator(models, members=["input", "empty", "empty"], **OPTIONS, **keys)
+    translator = Translator(models, member_sources=["input", "empty", "empty"], **OPTIONS, **keys)
     plain = Translator(models[0], **OPTIONS).translate(TEXTS)
     together = translator.translate(TEXTS)
     assert [line.text for line in together] != [line.text for line in plain]

@@ -154,4 +154,4 @@ def test_by_its_keys() -> None:
     with pytest.raises(ConfigError, match="unknown key 'longst'"):
         translator.translate(TEXTS, search="short_words", **{"search.longst": 4})
     with pytest.raises(ConfigError, match="ranked by weight"):
-        translator.translate(TEXTS, search="short_words", lenpen=0.5)
+        translator.translate(TEXTS, search="short_words", length_penalty=0.5)

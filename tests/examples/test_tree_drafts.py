@@ -31,7 +31,7 @@ def decode(models: list[EncoderDecoderModel], search: Any, sources: Any, **optio
     [
         (["transformer_tiny", "lstm_tiny"], "transformer_tiny", {}),
         (["transformer_tiny", "t5_tiny"], "lstm_tiny", {"lazy_compaction": False, "average": "log"}),
-        (["transformer_tiny"], "fconv_tiny", {"semantics": "huggingface", "beam_table": "off"}),
+        (["transformer_tiny"], "fconv_tiny", {"semantics": "huggingface", "beam_indirection": "off"}),
         (["fconv_tiny", "transformer_tiny"], "transformer_tiny", {"use_cache": False, "no_repeat_ngram_size": 2}),
         (["transformer_lm_tiny"], "transformer_lm_tiny", {"max_len": 5, "sources": [(4, 9, 12, 2), (7, 8, 9, 2)]}),
     ],

@@ -118,7 +118,7 @@ def test_keys_of_components_that_the_run_names(run: Path) -> None:
     text = run.parent / "input"
     text.write_text("\n".join(LINES) + "\n")
     diff = ("diff", f"path={run}", f"input={text}", f"common.user_dir={FILE}", *LIMITS)
-    same = command(*diff, "other.search.delta=1.5", "debug.use_cache=false", "other.debug.use_cache=true")
+    same = command(*diff, "other.search.delta=1.5", "fast.use_cache=false", "other.fast.use_cache=true")
     assert (same.code, "no difference" in same.out) == (0, True), same.err
     other = command(*diff, "other.search.delta=0.0")
     assert (other.code, "search.delta" in other.out) == (1, True), other.err
@@ -176,7 +176,7 @@ def test_flat_keys_beside_a_search_object_are_refused() -> None:
     for search in (ConstrainedSearch(ordered=True), BeamSearch()):
         (having,) = Translator(text_model()).translate(["w1 w5\tw3"], search=search, constraints="ordered", max_len_b=6)
         assert "w3" in having.text.split()
-    for own_settings in (DIVERSE, {"sampling": True, "sampling_topk": 2, "seed": 3}):
+    for own_settings in (DIVERSE, {"sampling": True, "top_k": 2, "seed": 3}):
         model = replace(text_model(), generation=own_settings)
         found = Translator(model).prepare(search=BeamSearch(), beam=4)
         assert found.notes == []
@@ -239,6 +239,6 @@ def test_help_lists_the_components_and_their_keys(name: str) -> None:
         "search.groups=2",
     ):
         assert f"\n  {line}" in said or f"\n{line}" in said, line
-    assert ("debug.use_cache=true" in said) == (name == "generate")
+    assert ("fast.use_cache=true" in said) == (name == "generate")
     assert "components=" not in said
     assert "user_files" not in said

@@ -208,7 +208,7 @@ def read_vocabularies(folder: Path) -> None:
 
 def read_sentencepiece(folder: Path) -> None:
     path = folder / "sentencepiece.model"
-    tokenizer = SentencePieceTokenizer(read_model(path), origin=str(path))
+    tokenizer = SentencePieceTokenizer(read_model(path), location=str(path))
     original = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     if any(tokenizer.encode(text) != original.encode(text) for text in TEXTS):
         raise Wrong("other ids than SentencePiece's")

@@ -84,7 +84,7 @@ OWN_VALUES: dict[str, list[Any]] = {
     "sequence_bias": [["w1=2.5"], ["w1 w2=-inf"], ["w1"], ["w3=1e30"]],
     "bad_words": [["w1"], ["w1 w2", "w3"], [""]],
     "stop_strings": [["w1 w"], ["w2", "5"], [""]],
-    "members": [[], ["input"], ["input", "field2"], ["empty", "input"]],
+    "member_sources": [[], ["input"], ["input", "field2"], ["empty", "input"]],
     "search": _names(SEARCHES),
     "combination": _names(COMBINATIONS),
     "mbr": _names(UTILITIES),

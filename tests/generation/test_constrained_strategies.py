@@ -170,9 +170,9 @@ def test_samples_still_vary() -> None:
 @pytest.mark.parametrize(
     ("inner", "words"),
     [
-        (Greedy(), "Greedy keeps one hypothesis of a sentence, so that it cannot take constraints; remove"),
+        (Greedy(), "Greedy keeps one hypothesis of a sentence, so it does not support constraints; remove"),
         (ContrastiveSearch(), "ContrastiveSearch keeps one hypothesis"),
-        (MarianBeam(), "MarianBeam has its own rule of which hypotheses finish"),
+        (MarianBeam(), "MarianBeam has its own rule for which hypotheses finish"),
         (HuggingFaceDiverseBeam(2, 0.5), "HuggingFaceDiverseBeam applies the logits processors itself"),
         (SpeculativeSearch(PromptLookup()), "SpeculativeSearch has a decoding loop of its own"),
     ],
@@ -228,10 +228,13 @@ def test_by_keys(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"search": "greedy"}, "Greedy keeps one hypothesis .* or choose a strategy that can, such as beam search"),
+        ({"search": "greedy"}, "Greedy keeps one hypothesis .* or choose a strategy that does, such as beam search"),
         ({"search": "contrastive"}, "ContrastiveSearch keeps one hypothesis"),
         ({"search": "marian"}, "MarianBeam has its own rule .* remove generation.constraints"),
-        ({"sampling": True, "sampling_topp": 0.9}, "keys that truncate the distribution forbid them; remove these"),
+        (
+            {"sampling": True, "top_p": 0.9},
+            "keys that truncate the distribution forbid improbable tokens; remove these",
+        ),
         ({"sampling": True, "beam": 1}, "set generation.beam to 2 or more"),
     ],
     ids=str,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.observers import Observer, StepRecord
@@ -22,7 +22,7 @@ from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rul
 from tests.strategy_zoo import ENDS, SOURCES
 from tests.text_models import text_model
 
-PARTS = {FEATURES: "features", ATTENTION: "attention", MEMBER_LOGITS: "member_logits"}
+PARTS = {HIDDEN_STATES: "features", ATTENTION: "attention", MEMBER_LOGITS: "member_logits"}
 TEXTS = [f"w{number % 19} w{number % 7}" + " w3" * (number % 5) for number in range(23)]
 
 
@@ -49,7 +49,7 @@ class Looking(LogitsProcessor):
                     close(context.outputs.member_logits[number][row], logits[0, -1] / self.temperature)  # type: ignore[index]
                 if ATTENTION in self.needs and len(self.models) == 1:
                     close(context.outputs.attention[row, : len(source)], attention[0, -1])  # type: ignore[index]
-                if FEATURES in self.needs and number == 0:
+                if HIDDEN_STATES in self.needs and number == 0:
                     close(context.outputs.features[row], model.decoder.extract_features(tokens, out)[0][0, -1])  # type: ignore[index]
             self.seen.append(row)
         return lprobs - 0.1
@@ -59,7 +59,7 @@ def close(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("needs", [(), (FEATURES,), (ATTENTION,), (MEMBER_LOGITS,), tuple(PARTS)], ids=str)
+@pytest.mark.parametrize("needs", [(), (HIDDEN_STATES,), (ATTENTION,), (MEMBER_LOGITS,), tuple(PARTS)], ids=str)
 @pytest.mark.parametrize("members", [1, 2])
 def test_what_is_declared_is_computed(needs: tuple[str, ...], members: int) -> None:
     models = [sharp("transformer_tiny"), sharp("fconv_tiny")][:members]
@@ -102,7 +102,7 @@ def test_processors_do_not_change_what_the_members_computed() -> None:
 
 
 def test_features_that_cannot_be_had_are_refused() -> None:
-    needing = Looking([], frozenset({FEATURES}), 1.0)
+    needing = Looking([], frozenset({HIDDEN_STATES}), 1.0)
     scripted = make_generator([ScriptedModel(random_rule(9, 0))], dictionary(5), processors=[needing])
     with pytest.raises(ConfigError, match="Looking needs hidden features"):
         scripted.generate(batch_of(SOURCES[:1]))

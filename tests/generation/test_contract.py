@@ -55,22 +55,22 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a part of the vocabulary": (
         "processors",
         component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs[:, :5]),
-        rf"must return \({ROWS}, {V}\) of torch.float64 on cpu and returns \({ROWS}, 5\) of torch.float64 on cpu",
+        rf"must return \({ROWS}, {V}\) of torch.float64 on cpu but returns \({ROWS}, 5\) of torch.float64 on cpu",
     ),
     "another dtype": (
         "processors",
         component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs.float()),
-        "and returns .* of torch.float32",
+        "but returns .* of torch.float32",
     ),
     "nothing": (
         "processors",
         component(LogitsProcessor, __call__=lambda self, lprobs, context: None),
-        "must return a Tensor and returns None; is a return missing",
+        "must return a Tensor but returns None; is a return statement missing",
     ),
     "a combination": (
         "combination",
         component(Combination, __call__=lambda self, lprobs, context: lprobs[0].mean(1)),
-        rf"and returns \({ROWS},\)",
+        rf"but returns \({ROWS},\)",
     ),
     "too few weights": (
         "combination",
@@ -98,12 +98,12 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a missing state": (
         "observers",
         component(Observer, beam_state=("counts",)),
-        r"must set 'counts', which its state names, to \(2, 4, ...\): it is NoneType",
+        r"must set the state 'counts' to a tensor \(2, 4, ...\), not NoneType",
     ),
     "the state of one sentence": (
         "processors",
         component(LogitsProcessor, sentence_state=("kept",), kept=torch.zeros(1)),
-        r"to \(2, ...\): it is \(1,\)",
+        r"to a tensor \(2, ...\), not \(1,\)",
     ),
 }
 """What a component does wrong: the argument of the generator, the component, and what is said."""
@@ -132,7 +132,7 @@ def test_a_build_method_that_returns_nothing(monkeypatch: pytest.MonkeyPatch) ->
     made = type("Made", (LogitsProcessor,), {"build": classmethod(lambda cls, cfg, resources: None)})
     monkeypatch.setitem(LOGITS_PROCESSORS._entries, "made", Entry("made", made, type("Cfg", (), {})))
     monkeypatch.setattr("seqgen.decoding.building.component_config", lambda *given: None)
-    with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor and returns None"):
+    with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor but returns None"):
         build(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
 
 
@@ -233,12 +233,12 @@ def test_other_results_of_a_strategy() -> None:
     models, batch = [sharp("transformer_tiny")], batch_of([(5, 2)])
     for method in ("rows", "finished"):
         mine = component(BeamSearch, **{method: lambda self, *given: (1,)})
-        with pytest.raises(ContractError, match=rf"^Mine\.{method} .* must return an? \w+ and returns a tuple"):
+        with pytest.raises(ContractError, match=rf"^Mine\.{method} .* must return an? \w+ but returns a tuple"):
             make_generator(models, dictionary(V - 4), search_strategy=mine).generate(batch)
 
 
 def test_member_sources() -> None:
-    with pytest.raises(ContractError, match=r"^Mine .* must return a str and returns None"):
+    with pytest.raises(ContractError, match=r"^Mine .* must return a str but returns None"):
         source_text(component(MemberSource, __call__=lambda self, line, number: None), "a line", 0)
 
 
@@ -246,12 +246,12 @@ def test_criteria() -> None:
     weight = torch.ones(2, requires_grad=True)
     assert checked("mine", CriterionOut(weight.sum(), 2, {"ntokens": 2.0})).sample_size == 2
     for out, message in (
-        (weight.sum(), "must return a CriterionOut and returns a Tensor"),
+        (weight.sum(), "must return a CriterionOut but returns a Tensor"),
         (CriterionOut(weight, 2), r"one number as 'loss', not \(2,\)"),
         (CriterionOut(weight.sum(), 2, {"own": weight}), r"one number as 'own', not \(2,\)"),
         (CriterionOut(weight.sum().detach(), 2), "a loss with a gradient"),
         (CriterionOut(weight.sum(), (2,)), r"one number as 'sample_size', not \(2,\)"),  # type: ignore[arg-type]
-        (CriterionOut(weight.sum(), 2, None), "must return a dict and returns None"),  # type: ignore[arg-type]
+        (CriterionOut(weight.sum(), 2, None), "must return a dict but returns None"),  # type: ignore[arg-type]
         (CriterionOut(weight.sum(), 2, {"own": numpy.zeros(3)}), r"one number as 'own', not \(3,\)"),  # type: ignore[dict-item]
     ):
         with pytest.raises(ContractError, match=message):
@@ -264,8 +264,8 @@ def test_criteria() -> None:
     ("body", "message"),
     [
         ({"needs": frozenset({"member_logit"})}, r"needs has 'member_logit', .* \(did you mean 'member_logits'\?\)"),
-        ({"needs": "features"}, r"needs is the text 'features'; write \['features'\]"),
-        ({"beam_state": ("counts")}, r"beam_state is the text 'counts'; write \['counts'\]"),
+        ({"needs": "features"}, r"needs is the string 'features'; write \['features'\]"),
+        ({"beam_state": ("counts")}, r"beam_state is the string 'counts'; write \['counts'\]"),
     ],
     ids=["unknown", "a text", "no tuple"],
 )
@@ -327,7 +327,7 @@ def test_scores_that_are_no_numbers_name_the_users_component() -> None:
 @pytest.mark.parametrize("method", ["append", "view", "reorder", "reorder_beams", "select"])
 def test_a_method_of_a_cache_that_returns_nothing(method: str) -> None:
     mine = type("Mine", (ThreeMethods,), {method: lambda self, *given: None})
-    with pytest.raises(ContractError, match=rf"^Mine\.{method} .* must return a Key\w+ and returns None"):
+    with pytest.raises(ContractError, match=rf"^Mine\.{method} .* must return a Key\w+ but returns None"):
         Translator(with_cache(mine), beam=3, max_len_a=1, max_len_b=1).translate(TEXTS)
 
 

@@ -150,7 +150,7 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     search, words = ContrastiveSearch(), dictionary(VOCAB - 4)
     batch = batch_of(SOURCES)
     two = make_generator([sharp("fconv_tiny")] * 2, words, search_strategy=search)
-    with pytest.raises(ConfigError, match="features of one model, so that it does not work with ensembles"):
+    with pytest.raises(ConfigError, match="features of a single model and does not support ensembles"):
         two.generate(batch)
     guided = make_generator([sharp("fconv_tiny")], words, search_strategy=search, guidance_scale=2.0)
     with pytest.raises(ConfigError, match="guidance"):

@@ -21,7 +21,6 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
 from seqgen.core.scores import Scores
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.agreement.session import AgreementSession
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import PromptLookup
@@ -89,7 +88,7 @@ def generated(observer: Observer, **options: Any) -> list[list[Hypothesis]]:
     "options",
     [
         {},
-        {"lazy_compaction": False, "unnormalized": True},
+        {"lazy_compaction": False, "normalize_scores": False},
         {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.3},
         {"search_strategy": DiverseBeamSearch(2, 0.5)},
         {"search_strategy": SpeculativeSearch(PromptLookup(2), 3, Sampling(4))},
@@ -190,15 +189,18 @@ class Wrong(Prefixes):
 
 
 ERRORS: list[tuple[Any, str]] = [
-    (lambda c, _: c.scores, "Wrong.token_fields .*test_fields.*must return a Mapping and returns a Tensor"),
-    (lambda c, _: {"a": 1.0}, "must return a Tensor and returns a float"),
-    (lambda c, _: {"a": c.scores[:, :1]}, r"must return a \(3, 8\) of torch.float64 on cpu and returns \(3, 1\)"),
+    (lambda c, _: c.scores, "Wrong.token_fields .*test_fields.*must return a Mapping but returns a Tensor"),
+    (lambda c, _: {"a": 1.0}, "must return a Tensor but returns a float"),
+    (lambda c, _: {"a": c.scores[:, :1]}, r"must return a \(3, 8\) of torch.float64 on cpu but returns \(3, 1\)"),
     (lambda c, _: {"a": torch.tensor(1.0)}, r"must return a \(3, 8\)"),
-    (lambda c, x: {"a": c.scores if x.step else c.tokens}, r"of torch.int64 on cpu and returns .* of torch.float64"),
+    (lambda c, x: {"a": c.scores if x.step else c.tokens}, r"of torch.int64 on cpu but returns .* of torch.float64"),
     (lambda c, x: {"a": torch.zeros(*c.tokens.shape, 1 + x.step)}, r"a \(3, 8, 1\) of .* returns \(3, 8, 2\)"),
     (lambda c, x: {"a": c.scores, **({"b": c.scores} if x.step else {})}, "field 'b' is missing at some steps"),
     (lambda c, x: {"a": c.scores, **({} if x.step else {"b": c.scores})}, "field 'b' is missing at some steps"),
-    (lambda c, _: {"sum": c.scores}, "Prefixes and another component have a field 'sum'; remove one of them"),
+    (
+        lambda c, _: {"sum": c.scores},
+        "Prefixes and another component both return the field 'sum'; remove one of the two",
+    ),
 ]
 
 
@@ -209,7 +211,7 @@ def test_wrong_fields_are_errors(fields: Any, message: str) -> None:
 
 
 class OwnLoop(BeamSearch):
-    session_class = AgreementSession  # any class without the steps of `Session`
+    session_class = object  # any class without the steps of `Session`
 
 
 def test_a_loop_without_steps_is_refused() -> None:

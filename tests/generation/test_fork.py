@@ -15,7 +15,6 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding import captured
 from seqgen.decoding.continuous_batching import RollingSession
 from seqgen.decoding.speculative.drafters import PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
@@ -25,7 +24,6 @@ from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import batch_of, dictionary
-from tests.simulated_gpu import simulated_gpu
 from tests.waiting_sentences import sources
 
 Results = list[list[Hypothesis]]
@@ -99,20 +97,6 @@ def test_forks_decode_as_the_session(name: str, option: str, before: int, monkey
         assert_same(one, two)
 
 
-@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
-def test_captured_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 4)
-    wanted: list[Results] = []
-    found: list[Results] = []
-    plain = decode(name, "cpu", {})
-    monkeypatch.setattr(Session, "run", branching(wanted, found, 3))
-    with simulated_gpu() as counts:
-        assert_same(decode(name, "gpu", {"captured_steps": True}), plain, 1e-9)
-    assert counts.launches["replay"] > 4
-    for one, two in zip(found, wanted, strict=True):
-        assert_same(one, two, 1e-9)
-
-
 model = cache(lambda name: sharp(name, seed=3))
 
 
@@ -128,7 +112,7 @@ def begin(options: dict[str, Any], name: str = "transformer_tiny", kind: type[Se
     ("name", "options"),
     covering(
         ["transformer_tiny", "fconv_uneven", "t5_tiny"],
-        [{}, {"semantics": "huggingface"}, {"beam_table": "off"}, {"beam_size": 1, "top_tokens": 2}],
+        [{}, {"semantics": "huggingface"}, {"beam_indirection": "off"}, {"beam_size": 1, "top_tokens": 2}],
     ),
 )
 def test_prefixes_of_different_steps_decode_in_one_batch(

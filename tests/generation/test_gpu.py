@@ -37,7 +37,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 WORDS = tiny_dictionary()
 OPTIONS: dict[str, dict[str, Any]] = {
     **{"beam": {}, "huggingface": {"semantics": "huggingface"}, "no cache": {"use_cache": False}},
-    **{"table": {"beam_table": True}, "no table": {"beam_table": False}, "log-softmax": {"skip_log_softmax": False}},
+    **{
+        "table": {"beam_indirection": True},
+        "no table": {"beam_indirection": False},
+        "log-softmax": {"skip_log_softmax": False},
+    },
     **{"compaction at once": {"lazy_compaction": False}, "minimum": {"min_len": 3}, "prefix": {"prefix": 1}},
     **{"ensemble": {"members": 2}, "log": {"members": 2, "average": "log"}, "guidance": {"guidance_scale": 1.5}},
     **{f"search={name}": {"search": name, "max_len": 7} for name in STRATEGIES},

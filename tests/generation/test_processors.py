@@ -15,7 +15,6 @@ from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.context import StepContext
 from seqgen.core.processors import LogitsProcessor
 from seqgen.decoding.combinations import Guidance
-from seqgen.decoding.prefix_trie import PrefixTrie
 from seqgen.decoding.processors import warpers as cutoffs
 from seqgen.decoding.processors.length import (
     ExponentialDecay,
@@ -24,7 +23,6 @@ from seqgen.decoding.processors.length import (
     ForceLast,
     MinimumLength,
 )
-from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint
 from seqgen.decoding.processors.tokens import (
     BadWords,
     EncoderNoRepeatNgram,
@@ -33,6 +31,7 @@ from seqgen.decoding.processors.tokens import (
     ForbidFirst,
     ForcePrefix,
     NoRepeatNgram,
+    PrefixConstraint,
     RepetitionPenalty,
     SequenceBias,
     UnknownPenalty,
@@ -331,7 +330,6 @@ PROCESSORS: dict[str, LogitsProcessor] = {
     "prefix before a penalty": ForcePrefix(otherwise=[RepetitionPenalty(1.5)]),
     "first, keeping its score": ForceFirst(5, keep_score=True),
     "remove invalid": RemoveInvalid(),
-    "trie": TrieConstraint(PrefixTrie.of([(4, 5, EOS), (4, EOS), (3, EOS)])).begin(batch_info(6, 1)),
 }
 NOT_INVARIANT = {
     "repetition", "repetition below 1", "source", "first", "last", "decay", "decay below 1", "temperature",

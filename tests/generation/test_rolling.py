@@ -6,18 +6,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.core.component import FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGITS
+from seqgen.core.component import FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.setup import BatchStage
 from seqgen.core.structures import EncoderOut, Hypothesis
-from seqgen.decoding.bit_exact import TilePadding
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.stopping import StopStrings, TimeLimit
@@ -37,7 +38,7 @@ OPTIONS: list[dict[str, object]] = [
     {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
     {"semantics": "huggingface", "beam_size": 1},
     {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2, "top_tokens": 3},
-    {"beam_table": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
+    {"beam_indirection": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
 ]
 
 
@@ -122,7 +123,7 @@ class Outputs(LogitsProcessor):
     """Adds a function of the models' outputs to the scores."""
 
     can_merge = True
-    needs = frozenset({FEATURES, MEMBER_LOGITS})
+    needs = frozenset({HIDDEN_STATES, MEMBER_LOGITS})
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         features, logits = context.outputs.features, context.outputs.member_logits
@@ -194,7 +195,7 @@ def test_obstacles(options: dict[str, Any], reason: str) -> None:
 
 def test_a_stage_of_batches_is_an_obstacle() -> None:
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4))
-    setup = replace(generator.setup, stages=[TilePadding(generator.setup.ensemble, generator.setup.pad)])
+    setup = replace(generator.setup, stages=[mock.Mock(spec=BatchStage)])
     assert setup.merge_obstacle == "a stage changes batches before they are decoded"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination
-from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import DecodingError
 from seqgen.decoding.scorer import SequenceScorer
@@ -65,14 +65,14 @@ class Reading(Combination):
 
 
 MODELS = [text_model(seed=seed, sharpness=1.2) for seed in (0, 1)]
-NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS})
+NEEDS = frozenset({HIDDEN_STATES, ATTENTION, MEMBER_LOGITS})
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 @pytest.mark.parametrize(("members", "needs"), [(2, NEEDS), (1, NEEDS | {LAYER_LOGITS}), (2, frozenset[str]())])
 def test_forced_scores_are_those_of_beam_search(members: int, needs: frozenset[str], batch_size: int) -> None:
-    options = {"beam": 3, "nbest": 3, "max_len_b": 6, "suppress": ["<s>", "<unk>"], "unnormalized": True}
-    translator = Translator(MODELS[:members], combination=Reading(needs), unnormalized=True)
+    options = {"beam": 3, "nbest": 3, "max_len_b": 6, "suppress": ["<s>", "<unk>"], "normalize_scores": False}
+    translator = Translator(MODELS[:members], combination=Reading(needs), normalize_scores=False)
     compared = 0
     for line in translator.translate(TEXTS, return_scores=True, batch_size=batch_size, **options):
         texts = [item.text for item in line.hypotheses]

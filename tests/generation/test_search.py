@@ -57,7 +57,7 @@ def test_hand_written_table() -> None:
     [
         Settings(),
         Settings(beam=1),
-        Settings(beam=5, lenpen=0.3),
+        Settings(beam=5, length_penalty=0.3),
         Settings(beam=4, normalize=False, unkpen=-1.0),
         Settings(beam=3, unkpen=2.0, temperature=1.7),
         Settings(beam=3, min_len=4, max_len=5),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.beam_search import Greedy
-from seqgen.core.component import FEATURES
+from seqgen.core.component import HIDDEN_STATES
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.model import EncoderDecoderModel
@@ -343,7 +343,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="has 24 tokens, and that of the models that it drafts for 23"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(wide)), search_strategy=Sampling())
     short = registered("transformer_tiny", max_source_positions=6)().double().eval()
-    with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):
+    with pytest.raises(ConfigError, match="at most 6 source tokens, but a sentence has 8"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(short)))
     cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3)
     with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):
@@ -357,7 +357,7 @@ def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -
     """The draft model's features are not those of the decoded model; n-gram drafts are not processed."""
 
     class Reading(RepetitionPenalty):
-        needs = frozenset({FEATURES})
+        needs = frozenset({HIDDEN_STATES})
 
         def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
             assert context.outputs.features is not None

@@ -10,19 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.observers import Observer, StepRecord
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.options import build_setup
-from seqgen.decoding.prefix_trie import PrefixTrie
-from seqgen.decoding.processors.prefix_trie import TrieConstraint
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
 from tests.generators import make_generator
-from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.strategy_zoo import decode
 
@@ -112,37 +105,6 @@ def test_a_strategy_that_processes_itself() -> None:
             lprobs = distributions(models(), source, hypothesis.tokens.tolist())
             lprobs[:, 5] = -torch.inf
             assert_top(hypothesis, lprobs, V)
-
-
-class Narrowed(Observer):
-    """Whether the search gets the scores of some tokens alone."""
-
-    def __init__(self) -> None:
-        self.seen: set[bool] = set()
-
-    def observe(self, record: StepRecord) -> None:
-        self.seen.add(record.scored.tokens is not None)
-
-
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search gets the scores of the allowed tokens alone, of which there may be fewer than are listed."""
-    monkeypatch.setattr("seqgen.decoding.processors.prefix_trie._FEW", 1)  # in a small vocabulary there are never few
-    trie = PrefixTrie.of([(4, 5, 2), (4, 6, 8, 2), (7, 2), (7, 7, 7, 2)])
-    cfg = GenerationConfig(beam=3, max_len_b=6, semantics=semantics, top_tokens=4)
-    found = []
-    for edges in (True, False):
-        processors, debug = [TrieConstraint(trie)], DebugConfig(narrowed_scores=edges)
-        spy = Narrowed()
-        setup = build_setup(models(), dictionary(WORDS), cfg, processors=processors, debug=debug, observers=[spy])
-        found.append(SequenceGenerator(setup).generate(batch_of(SOURCES)))
-        assert spy.seen == {edges}
-    assert_same(*found)
-    tokens, scores = found[0][0][0].top_tokens, found[0][0][0].top_scores
-    assert tokens is not None
-    assert scores is not None
-    assert {*tokens[0, :2].tolist()} == {4, 7}
-    assert scores.isfinite()[0].tolist() == [True, True, False, False]
 
 
 def test_strategies_with_a_loop_of_their_own_are_refused() -> None:

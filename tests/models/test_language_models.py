@@ -69,7 +69,7 @@ def test_greedy_search_chooses_the_most_probable_token_after_the_prompt() -> Non
         assert translation.hypotheses[0].positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"beam": 1}, SHORT | {"unnormalized": True}])
+@pytest.mark.parametrize("settings", [{"beam": 1}, SHORT | {"normalize_scores": False}])
 def test_a_prompt_equals_the_same_tokens_forced_after_an_empty_prompt(settings: dict[str, Any]) -> None:
     item = language_model()
     settings = {**settings, "max_len_b": 200, "min_len": 0}  # forced tokens count as output for the minimum length
@@ -83,14 +83,14 @@ def test_a_prompt_equals_the_same_tokens_forced_after_an_empty_prompt(settings: 
             assert one.positional_scores.tolist() == pytest.approx(two.positional_scores[length:].tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("debug", [{}, {"debug.use_cache": False}, {"debug.beam_table": "on"}])
+@pytest.mark.parametrize("fast", [{}, {"fast.use_cache": False}, {"fast.beam_indirection": "on"}])
 @pytest.mark.parametrize(
     "settings",
     [SHORT, {"sampling": True, "beam": 2, "nbest": 2}, SHORT | {"search": "diverse_beam", "search.groups": 3}],
 )
-def test_a_prompt_alone_equals_the_prompt_in_a_batch(settings: dict[str, Any], debug: dict[str, Any]) -> None:
+def test_a_prompt_alone_equals_the_prompt_in_a_batch(settings: dict[str, Any], fast: dict[str, Any]) -> None:
     item = language_model()
-    whole = {"debug.continuous_batching": False, **debug}
+    whole = {"fast.continuous_batching": False, **fast}
     together = Translator(item, **settings).translate(PROMPTS, **whole)
     assert len({str(h.tokens) for translation in together for h in translation.hypotheses}) > 6
     for number, prompt in enumerate(PROMPTS):
@@ -105,7 +105,7 @@ def test_prompts_of_unequal_lengths_join_a_running_batch(settings: dict[str, Any
     prompts = [*PROMPTS, *(f"{prompt} w{i}" for i, prompt in enumerate(PROMPTS)), "w3 " * 12, "w6"]
     translator = Translator(item, **settings)
     assert translator.prepare().generator.can_merge
-    waiting = translator.translate(prompts, **{"debug.continuous_batching": False})
+    waiting = translator.translate(prompts, **{"fast.continuous_batching": False})
     for size in (1, 2, 3):
         assert_same(translator.translate(prompts, batch_size=size), waiting)
 
@@ -215,11 +215,9 @@ def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, b
             assert "maximum length" in translation.notes[-1]
         else:
             assert translation.text == ""
-            assert translation.notes == [
-                "the prompt has 11 tokens and the model 10 positions, so that the output is empty"
-            ]
+            assert translation.notes == ["the prompt has 11 tokens and the model 10 positions, so the output is empty"]
     assert rooms == [9, 3, 1, 0, 10]
-    both = Translator([item, item], members=["field1", "field2"]).prepare()
+    both = Translator([item, item], member_sources=["field1", "field2"]).prepare()
     sources = [item.task.encode_source(text) for text in ("w1 w2", "w1 " * 6)]
     lengths = [both.input_encoder.longest_output(order) for order in (sources, sources[::-1])]
     assert lengths == [10 - max(map(len, sources))] * 2, "the longer prompt counts"

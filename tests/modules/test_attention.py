@@ -218,14 +218,14 @@ def test_padding_of_merged_keys() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("beam_table", [True, False])
-def test_causal_steps_of_several_positions_equal_one_pass(beam_table: bool) -> None:
+@pytest.mark.parametrize("beam_indirection", [True, False])
+def test_causal_steps_of_several_positions_equal_one_pass(beam_indirection: bool) -> None:
     """The first step, one of three positions and one of a single position, without a mask from outside."""
     torch.manual_seed(0)
     module = MultiheadAttention(8, 2).double()
     x = torch.randn(4, 6, 8, dtype=torch.float64)
     state = IncrementalState(2, 2)
-    state.beam_table = beam_table
+    state.beam_indirection = beam_indirection
     steps = [module(part, is_causal=True, incremental_state=state)[0] for part in x.split([2, 3, 1], dim=1)]
     torch.testing.assert_close(torch.cat(steps, dim=1), module(x, is_causal=True)[0])
 
@@ -237,7 +237,7 @@ def test_weights_of_beams_that_stay_in_place() -> None:
     module = MultiheadAttention(8, 2).double()
     x = torch.randn(4, 3, 8, dtype=torch.float64)
     state = IncrementalState(2, 2)
-    state.beam_table = True
+    state.beam_indirection = True
     for position in range(2):
         module(x[:, position : position + 1], incremental_state=state)
     parents = torch.tensor([[1, 0], [1, 1]])

@@ -34,7 +34,7 @@ from tests.waiting_sentences import queue
 MEMORIES = ["roomy", "tight", "rounded"]
 
 every_model_and_memory = pytest.mark.parametrize(
-    ("name", "beam_table", "memory"), covering(list(ZOO), [True, False], MEMORIES), indirect=["memory"]
+    ("name", "beam_indirection", "memory"), covering(list(ZOO), [True, False], MEMORIES), indirect=["memory"]
 )
 
 
@@ -62,10 +62,12 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.parametrize(
-    ("name", "beam_table", "memory"), covering(list(ZOO), [None, True, False], MEMORIES, times=2), indirect=["memory"]
+    ("name", "beam_indirection", "memory"),
+    covering(list(ZOO), [None, True, False], MEMORIES, times=2),
+    indirect=["memory"],
 )
-def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> None:
-    decode = Decode(subject_of(name), beam_table=beam_table)
+def test_beams_in_place(name: str, beam_indirection: bool | None, memory: None) -> None:
+    decode = Decode(subject_of(name), beam_indirection=beam_indirection)
     for step in range(12):
         decode.reorder_beams()
         decode.step(new=1 + (step % 4 == 2))
@@ -78,10 +80,10 @@ def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> Non
 
 
 @every_model_and_memory
-def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None:
+def test_positions_taken_back(name: str, beam_indirection: bool, memory: None) -> None:
     subject = subject_of(name)
     if subject.decoder.can_roll_back:
-        stepping.stepped_after_rolling_back(subject, beam_table)
+        stepping.stepped_after_rolling_back(subject, beam_indirection)
         return
     with pytest.raises(DecodingError, match="can_roll_back"):
         subject.decoder.roll_back({}, 1)
@@ -102,10 +104,10 @@ def test_a_convolution_takes_back_only_what_it_was_told() -> None:
 
 
 @every_model_and_memory
-def test_batches_that_join(name: str, beam_table: bool, memory: None) -> None:
+def test_batches_that_join(name: str, beam_indirection: bool, memory: None) -> None:
     subject = subject_of(name)
     if subject.decoder.can_merge:
-        stepping.batches_that_join(subject, beam_table)
+        stepping.batches_that_join(subject, beam_indirection)
         return
     first = Decode(subject)
     with pytest.raises(DecodingError, match="can_merge"):
@@ -139,7 +141,7 @@ def test_refusals() -> None:
         first.merge(second)
     with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
-    with pytest.raises(ValueError, match="first 1 positions are seen"):
+    with pytest.raises(ValueError, match="1 positions cannot be cropped"):
         first.decoder.crop(first.state, 1)
 
 
@@ -181,7 +183,7 @@ def test_memory_of_long_outputs(shared: bool) -> None:
     torch.manual_seed(0)
     module = MultiheadAttention(4, 1)
     state = IncrementalState(2, 4)
-    state.beam_table = True
+    state.beam_indirection = True
     for _ in range(500):
         module(torch.randn(8, 1, 4), incremental_state=state)
         parents = torch.randint(4, (2, 4)) if shared else torch.arange(4).expand(2, 4)
@@ -196,8 +198,8 @@ def test_memory_of_long_outputs(shared: bool) -> None:
 def test_the_table_is_left_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indirection, "_BLOCK", 1)
     monkeypatch.setattr(indirection, "_MOST_SLOTS", 2)
-    for beam_table, stays in ((None, False), (True, True)):
-        decode = Decode(subject_of("transformer_tiny"), beam_table=beam_table)
+    for beam_indirection, stays in ((None, False), (True, True)):
+        decode = Decode(subject_of("transformer_tiny"), beam_indirection=beam_indirection)
         for _ in range(12):  # no beam is given up, so that each position keeps three slots
             decode.step()
         kept = IndirectionCache if stays else GrowingCache
@@ -209,13 +211,13 @@ def own_attentions(decode: Decode) -> list[MultiheadAttention]:
     return [module for module in modules if isinstance(module, MultiheadAttention) and not module.encoder_decoder]
 
 
-@pytest.mark.parametrize("beam_table", [True, False])
-def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
+@pytest.mark.parametrize("beam_indirection", [True, False])
+def test_the_logical_view_of_a_cache(beam_indirection: bool) -> None:
     """Keys that each row has seen, computed anew from its own history, whatever the memory looks like."""
     torch.manual_seed(0)
     module = MultiheadAttention(6, 2).double()
     state = IncrementalState(2, BEAM)
-    state.beam_table = beam_table
+    state.beam_indirection = beam_indirection
     histories = torch.zeros(2 * BEAM, 0, 6, dtype=torch.float64)
     for _ in range(5):
         new = torch.randn(2 * BEAM, 1, 6, dtype=torch.float64)
@@ -292,7 +294,7 @@ def test_a_users_cache_is_used(name: str, own: type[KeyValueCache]) -> None:
         found = []
         APPENDED.clear()
         for decoded in (model, plain):
-            options = {"beam_size": beam, "max_len_b": 8, "beam_table": "on"}
+            options = {"beam_size": beam, "max_len_b": 8, "beam_indirection": "on"}
             generator = make_generator([decoded], dictionary(VOCAB - 4), **options)
             assert generator.can_merge
             rolling = dict(generate_continuously(generator, queue(rows, 2)[0]))
@@ -347,8 +349,10 @@ def test_a_mask_is_one_method(name: str, memory: None) -> None:
         seen.append(((before - after).abs().amax((0, 2)) > 1e-12).tolist())
     assert seen[0] == [False] + [True] * (reach + 3)
     assert seen[1] == [False] + [True] * (reach + 1) + [False, False]
-    for beam_table in (True, False):
-        first, second = (Decode(subject, lengths, seed=3, beam_table=beam_table) for lengths in (LENGTHS, [4]))
+    for beam_indirection in (True, False):
+        first, second = (
+            Decode(subject, lengths, seed=3, beam_indirection=beam_indirection) for lengths in (LENGTHS, [4])
+        )
         for _ in range(4):
             first.step()
             first.reorder_beams()
@@ -366,7 +370,7 @@ def test_dtypes_in_place(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module = MultiheadAttention(8, 2, scale=1.0, bias=False).to(dtype)
     states = [IncrementalState(2, BEAM), IncrementalState(2, BEAM)]
-    states[1].beam_table = False
+    states[1].beam_indirection = False
     start_offsets = torch.tensor([0, 3]).repeat_interleave(BEAM)
     for step in range(6):
         x = torch.randn(2 * BEAM, 1, 8).to(dtype)

@@ -109,7 +109,7 @@ def test_a_masked_decode_is_that_without_a_cache(name: str) -> None:
     )
     batch = replace(batch_of([[5, 2]] * 3), source=Source(given.src_tokens, given.src_lengths))
     found = []
-    for options in ({"use_cache": False}, {"beam_table": True}, {"beam_table": False}):
+    for options in ({"use_cache": False}, {"beam_indirection": True}, {"beam_indirection": False}):
         generator = make_generator([model], dictionary(19), beam_size=4, max_len_b=7, **options)
         plain = [hypotheses[0].score for hypotheses in generator.generate(batch)]
         with masked_heads(model, **kinds):

@@ -64,7 +64,7 @@ def test_steps_are_the_parallel_pass(table: bool, share: bool) -> None:
     each_row = source.repeat_interleave(3, 0), PADDING.repeat_interleave(3, 0)
     given = (source, PADDING) if share else each_row
     state = IncrementalState(2, 3)
-    state.beam_table = table
+    state.beam_indirection = table
     parents = torch.tensor([[1, 0, 1], [2, 2, 0]])
     for step in range(4):
         if step:

@@ -30,7 +30,7 @@ def decode(layer: MultiheadAttention, table: bool, sentences: int, plan: StepPla
     """The outputs of steps with three beams that cross at every step, ``(STEPS, rows, DIM)``."""
     random = torch.Generator().manual_seed(1)
     state = IncrementalState(sentences, 3)
-    state.beam_table = table
+    state.beam_indirection = table
     source = torch.rand(sentences, 5, DIM, generator=random, dtype=torch.float64)
     padding = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])[:sentences] if sentences > 1 else None
     relative = RelativePositionBias(3, 8, 20, bidirectional=False).double()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, addons_of, pytest_ignore_collect
+from seqgen.config.generation import KEYS_OF_ADDONS, OPTIONS, SWITCHES
+from tests.conftest import ROOT, addons_of, is_installed, pytest_ignore_collect
 
 TESTS = ROOT / "tests"
 EXAMPLES = "examples"
@@ -57,3 +60,14 @@ def test_the_first_line_of_an_addon_names_its_page() -> None:
         page = first.rpartition("; ")[2].removesuffix('."""')
         assert page.startswith("docs/"), first
         assert (ROOT / page).is_file(), first
+
+
+def test_the_table_of_keys_is_what_the_addons_declare() -> None:
+    declared = {}
+    for module, name in (*OPTIONS, *SWITCHES):
+        addon = module.removeprefix("seqgen.addons.").partition(".")[0]
+        if module.startswith("seqgen.addons.") and is_installed(addon):
+            keys = fields(getattr(importlib.import_module(module), name))
+            defaults = vars(getattr(importlib.import_module(module), name)())
+            declared |= {field.name: (addon, defaults[field.name]) for field in keys}
+    assert declared == {key: found for key, found in KEYS_OF_ADDONS.items() if is_installed(found[0])}

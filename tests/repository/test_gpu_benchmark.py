@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.decoding.seqgen_worker import Seqgen
-from seqgen.decoding.captured import NotCapturable
+from seqgen.addons.cuda_graphs.captured import NotCapturable
 
 CASES = [("fconv_uneven", "beam")]
 

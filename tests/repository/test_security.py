@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from seqgen.checkpoints.run_config import save_generation
-from seqgen.config import GenerationConfig
+from seqgen.config import FILES, GenerationConfig, keys_tagged
 from seqgen.config.settings import Settings
 from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data import text
@@ -90,14 +91,8 @@ def test_a_models_own_settings_cannot_demand_all_memory() -> None:
 
 
 def test_settings_that_name_files_are_never_a_models_own() -> None:
-    named = {"draft": "hf:evil/model", "prefix_trie": "/etc/passwd", "shortlist": "/etc/passwd"}
-    files = {
-        **named,
-        "replace_unknown": "/etc/passwd",
-        "glossary": "/etc/passwd",
-        "observers": ["evil"],
-        "members": ["evil"],
-    }
+    files: dict[str, Any] = dict.fromkeys(keys_tagged(FILES), "/etc/passwd")
+    files |= {"draft": "hf:evil/model", "observers": ["evil"], "members": ["evil"]}
     assert settings_of_model(GenerationConfig(beam=3, **files)) == {"beam": 3}
 
 

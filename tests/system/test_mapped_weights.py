@@ -81,12 +81,12 @@ def test_outputs_are_those_of_weights_that_were_read(folder: Path, dtype: torch.
 @ON_LINUX
 def test_a_prepacked_weight_is_not_in_memory_twice(folder: Path) -> None:
     size = weights_file(folder).stat().st_size
-    translator = Translator([load_model(folder)], **{"debug.kernel_choice": "fixed"})  # prepacked on any processor
+    translator = Translator([load_model(folder)], **{"fast.kernel_choice": "fixed"})  # prepacked on any processor
     decoded(translator)
     assert resident(folder) < size / 3
     decoded(translator)  # looks whether the weights have changed
     assert resident(folder) < size / 3
-    unpacked = Translator([load_model(folder)], **{"debug.prepacked_weights": False})
+    unpacked = Translator([load_model(folder)], **{"fast.prepacked_weights": False})
     decoded(unpacked)
     assert resident(folder) > size / 2
 

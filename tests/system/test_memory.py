@@ -101,7 +101,7 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
     lines = ["the dog sees a man", "the man has a tree", "", "the tree has a ball", "the boat", "the man and the dog"]
     source, wanted, output = (tmp_path / name for name in ("source", "wanted", "output"))
     source.write_text("".join(line + "\n" for line in lines))
-    options = [f"path={run}", f"input={source}", "generation.batch_size=1", "debug.continuous_batching=false"]
+    options = [f"path={run}", f"input={source}", "generation.batch_size=1", "fast.continuous_batching=false"]
     assert command("generate", *options, f"output={wanted}").code == 0
     original, calls = TextDecoding._decoded_batch, []
 
@@ -170,7 +170,7 @@ def test_a_sentence_of_a_wide_beam_counts_as_several(continuous: bool, monkeypat
         return original(self, rows, models)
 
     monkeypatch.setattr(Batcher, "collate", collate)
-    translator = Translator(text_model(), max_len_b=1, max_len_a=0, **{"debug.continuous_batching": continuous})
+    translator = Translator(text_model(), max_len_b=1, max_len_a=0, **{"fast.continuous_batching": continuous})
     for beam, wanted in ((16, 64), (200, 5)):
         assert translator.prepare(beam=beam).batcher.sentences_of(20) == wanted
     alone = translator.translate(TEXTS, beam=6, batch_size=1)
@@ -186,7 +186,8 @@ def test_a_sentence_of_a_wide_beam_counts_as_several(continuous: bool, monkeypat
 def test_a_line_has_a_limit_in_tokens(name: str) -> None:
     """T5 could read any number of tokens, in memory that grows with the square of their number."""
     translator, line = Translator(text_model(name)), "w1 " * 20_000
-    encoded = translator.prepare().input_encoder.encode(0, line)
+    encoder = translator.prepare().input_encoder
+    encoded = encoder.encode(encoder.read(0, line))
     assert encoded.length <= 4096
     assert encoded.notes == [f"of 20001 source tokens only the first {encoded.length - 1} were read"]
     for pair in ((line, "w1"), ("w1", line)):

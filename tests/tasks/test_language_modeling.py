@@ -130,7 +130,7 @@ def test_the_vocabulary_of_a_translation_model(data: Path, tmp_path: Path) -> No
     assert command("train", *arguments(data, lm, *quick, *given)).code == 0
     assert command("train", *arguments(data, other, *quick)).code == 0
     assert load_model(lm).task.target_dictionary == load_model(translation).task.target_dictionary
-    keys = (f"input={data}/test.en", "generation.members=[input,empty]", "generation.combination=fusion")
+    keys = (f"input={data}/test.en", "generation.member_sources=[input,empty]", "generation.combination=fusion")
     outcome = command("generate", f"path=[{translation},{lm}]", *keys, "generation.max_len_b=5")
     assert outcome.code == 0, outcome.err
     assert len(outcome.out.splitlines()) == 20

@@ -93,9 +93,9 @@ def test_a_parquet_table(data: Path, tmp_path: Path) -> None:
         ("damaged", (), "damaged.parquet after row 0"),
         ("null", (), "null.parquet, row 2: de is None"),
         ("empty", (), "empty.parquet has no rows"),
-        ("p", ("eng", "de"), "p.parquet has no column 'eng' .did you mean 'en'.*name .* by task.source_column"),
+        ("p", ("eng", "de"), "p.parquet has no column 'eng' .did you mean 'en'.*; set task.source_column"),
         ("twice", (), "twice.parquet has several columns 'en'; rename all but one of them"),
-        ("p", ("en", "n"), "p.parquet: the values of 'n' are not text but 'int64'; .* by task.target_column"),
+        ("p", ("en", "n"), "p.parquet: the values of 'n' are not text but 'int64'; set task.target_column"),
     ):
         with pytest.raises(UserError, match=words):
             task(tmp_path / "bad", tmp_path / f"{name}.parquet", *columns)
@@ -131,8 +131,8 @@ def test_a_run_on_a_table_is_that_on_two_files(data: Path, tmp_path: Path) -> No
     [
         ("a.tsv", b"", "", "a.tsv is empty"),
         ("a.tsv", b"en\tde\n", "", "a.tsv has no rows"),
-        ("a.tsv", b"one line\n", "", "a.tsv, line 1 has no column '2' but: '1'; name the column by task.target_column"),
-        ("a.tsv", b"en\tger\na\tb\n", "", "a.tsv, line 1 has no column 'de' but: 'en, ger'"),
+        ("a.tsv", b"one line\n", "", "a.tsv, line 1 has no column '2'; the columns are '1'; set task.target_column"),
+        ("a.tsv", b"en\tger\na\tb\n", "", "a.tsv, line 1 has no column 'de'; the columns are 'en, ger'"),
         ("a.tsv", b"a\tb\n", "source_column=3", "a.tsv, line 1 has no column '3'"),
         ("a.tsv", b"en\tde\n", "source_column=English", "a.tsv, line 1 has no column 'English'"),
         ("a.tsv", b"a\tb\n", "source_column=2", "task.source_column and task.target_column are both '2'"),
@@ -142,7 +142,7 @@ def test_a_run_on_a_table_is_that_on_two_files(data: Path, tmp_path: Path) -> No
         ("a.tsv.gz", b"not compressed", "", "a.tsv.gz is damaged after line 0"),
         ("a.jsonl", b"", "", "a.jsonl is empty"),
         ("a.jsonl", b"text\n", "", "a.jsonl, line 1: the line is not JSON"),
-        ("a.jsonl", b'{"en": "a"}\n', "", "a.jsonl, line 1 has no column 'de' but: 'en'"),
+        ("a.jsonl", b'{"en": "a"}\n', "", "a.jsonl, line 1 has no column 'de'; the columns are 'en'"),
         ("a.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', "", "a.jsonl, line 2: there is no field 'de'"),
         ("a.jsonl", b'{"en": "a", "de": null}\n', "", "a.jsonl, line 1: the field 'de' is not text"),
     ],

@@ -53,7 +53,7 @@ def test_stages_run_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stage_of_a_missing_add_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_stages, "_DECLARED", {"glossary": "seqgen.addons.absent.stage"})
-    message = "^generation.glossary belongs to the add-on absent, which is not installed$"
+    monkeypatch.setattr(line_stages, "_DECLARED", {"constraints": "seqgen.addons.absent.stage"})
+    message = "^generation.constraints belongs to the add-on absent, which is not installed$"
     with pytest.raises(MissingAddonError, match=message):
-        Translator(text_model()).translate(["w1"], glossary="terms.tsv", beam=2)
+        Translator(text_model()).translate(["w1"], constraints="ordered", beam=2)

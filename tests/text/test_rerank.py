@@ -87,7 +87,7 @@ class Rescoring(Reranker):
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         texts, lines = [item.text for item in hypotheses], [translation.source] * len(hypotheses)
-        found = self.translator.score(lines, texts, numbers=[translation.id] * len(texts), unnormalized=True)
+        found = self.translator.score(lines, texts, numbers=[translation.id] * len(texts), normalize_scores=False)
         return [item.score for item in found]
 
 
@@ -120,11 +120,11 @@ def distributions(loaded: ModelInMemory, source: str, target: torch.Tensor) -> t
 @pytest.mark.parametrize(
     ("settings", "second", "weights"),
     [
-        ({"members": ["field1", "field2"], "combination.weights": [3.0, 1.0]}, "w7 w7 w2", None),
-        ({"members": ["field1", "empty"], "combination": "fusion", "combination.weight": 0.5}, "", 0.5),
-        ({"members": ["field1", "test_numbered"], "combination": Fusion(-0.25)}, "numbered", -0.25),
-        ({"members": ["field1", "test_numbered"], "source.test_numbered.shift": 5}, "shifted", 0.0),
-        ({"members": ["field1", "input"], "combination.weights": [3.0, 1.0]}, "input", None),
+        ({"member_sources": ["field1", "field2"], "combination.weights": [3.0, 1.0]}, "w7 w7 w2", None),
+        ({"member_sources": ["field1", "empty"], "combination": "fusion", "combination.weight": 0.5}, "", 0.5),
+        ({"member_sources": ["field1", "test_numbered"], "combination": Fusion(-0.25)}, "numbered", -0.25),
+        ({"member_sources": ["field1", "test_numbered"], "source.test_numbered.shift": 5}, "shifted", 0.0),
+        ({"member_sources": ["field1", "input"], "combination.weights": [3.0, 1.0]}, "input", None),
     ],
     ids=["fields", "fusion", "numbered", "shifted", "input"],
 )
@@ -132,7 +132,7 @@ def test_a_reranker_scores_with_the_sources_and_weights_of_the_search(
     settings: dict[str, Any], second: str, weights: float | None, batch_size: int
 ) -> None:
     lines = [f"{text}\tw7 w7 w2" for text in TEXTS]
-    options = {**SETTINGS, **settings, "nbest": 6, "lenpen": 2.0, "suppress": ["<s>", "<unk>"], "max_len_b": 6}
+    options = {**SETTINGS, **settings, "nbest": 6, "length_penalty": 2.0, "suppress": ["<s>", "<unk>"], "max_len_b": 6}
     translator = Translator(MODELS, **options)
     plain = translator.translate(lines)
     found = translator.translate(lines, rerank="test_rescoring", batch_size=batch_size)
@@ -154,12 +154,12 @@ def test_a_reranker_scores_with_the_sources_and_weights_of_the_search(
 
 def test_guidance_is_part_of_the_ensemble() -> None:
     """The scorer contrasts with the empty source as the search does."""
-    translator = Translator(MODELS[0], guidance_scale=1.5, unnormalized=True, max_len_b=6)
+    translator = Translator(MODELS[0], guidance_scale=1.5, normalize_scores=False, max_len_b=6)
     for line in translator.translate(TEXTS, suppress=["<s>", "<unk>"]):
         (scored,) = translator.score([line.source], [line.hypotheses[0].text])
         assert scored.score == pytest.approx(line.hypotheses[0].score, abs=1e-5)
-    own = Translator(replace(MODELS[0], generation={"guidance_scale": 1.5}), unnormalized=True)
-    plain = Translator(MODELS[0], unnormalized=True)
+    own = Translator(replace(MODELS[0], generation={"guidance_scale": 1.5}), normalize_scores=False)
+    plain = Translator(MODELS[0], normalize_scores=False)
     scores = [[found.score for found in one.score(["w1 w5"], ["w2 w3"])] for one in (plain, own, translator)]
     assert scores[0] == scores[1] != scores[2], "guidance of the model's own settings is for decoding alone"
 
@@ -167,7 +167,7 @@ def test_guidance_is_part_of_the_ensemble() -> None:
 def test_the_channel_model_scores_what_the_first_member_reads() -> None:
     options = {"beam": 5, "nbest": 5, "max_len_b": 6, "suppress": ["<s>", "<unk>"]}
     channel = NoisyChannel(Translator(text_model(seed=4, sharpness=1.2)))
-    fields = Translator(MODELS, members=["field2", "field2"], **options)
+    fields = Translator(MODELS, member_sources=["field2", "field2"], **options)
     found = fields.translate([f"w9 w9\t{text}" for text in TEXTS], rerank=channel)
     plain = Translator(MODELS, **options).translate(TEXTS, rerank=channel)
     assert [[h.rerank_score for h in t.hypotheses] for t in found] == [

@@ -100,7 +100,7 @@ def test_members_say_what_they_would_have_given(average: str) -> None:
 
 
 def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> None:
-    translator = Translator(text_model(), beam=3, lenpen=0.7, **SHORT)
+    translator = Translator(text_model(), beam=3, length_penalty=0.7, **SHORT)
     for translation in translator.translate(TEXTS, temperature=0.6, return_scores=True):
         best = translation.hypotheses[0]
         (known,) = translator.score([translation.source], [best.text])
@@ -232,14 +232,14 @@ def with_settings(**generation: Any) -> ModelInMemory:
 
 
 def test_the_models_own_settings_are_under_the_users() -> None:
-    translator = Translator(with_settings(beam=3, lenpen=0.5, semantics="huggingface"), nbest=2)
-    assert translator.settings() == GenerationConfig(beam=3, lenpen=0.5, semantics="huggingface", nbest=2)
+    translator = Translator(with_settings(beam=3, length_penalty=0.5, semantics="huggingface"), nbest=2)
+    assert translator.settings() == GenerationConfig(beam=3, length_penalty=0.5, semantics="huggingface", nbest=2)
     assert translator.settings(beam=5).beam == 5, "the user's key wins where it is the default, too"
     assert translator.settings(nbest=1).nbest == 1
     assert Translator(text_model()).settings() == GenerationConfig(semantics="fairseq")
     notes = translator.prepare().notes
     own = "the model decodes with settings of its own, which your keys override"
-    assert notes == [f"{own}: generation.beam=3, lenpen=0.5, semantics=huggingface"]
+    assert notes == [f"{own}: generation.beam=3, length_penalty=0.5, semantics=huggingface"]
     assert Translator(text_model(), beam=3).prepare().notes == []
 
 
@@ -249,20 +249,20 @@ def resolved(of_model: dict[str, Any], given: dict[str, Any]) -> tuple[Generatio
 
 
 def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> None:
-    own = {"semantics": "huggingface", "sampling": True, "sampling_topk": 50, "early_stopping": "true", "nbest": 3}
+    own = {"semantics": "huggingface", "sampling": True, "top_k": 50, "early_stopping": "true", "nbest": 3}
     cfg, notes = resolved(own, {"search": "beam", "beam": 2})
-    assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping, cfg.nbest) == (False, 0, "true", 1)
+    assert (cfg.sampling, cfg.top_k, cfg.early_stopping, cfg.nbest) == (False, 0, "true", 1)
     assert "sampling" not in notes[0]
     cfg, _ = resolved(own, {"semantics": "fairseq"})
-    assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping) == (True, 50, "false")
-    with pytest.raises(ConfigError, match="sampling_topk"):
-        resolved(own, {"search": "beam", "sampling_topk": 5})
+    assert (cfg.sampling, cfg.top_k, cfg.early_stopping) == (True, 50, "false")
+    with pytest.raises(ConfigError, match="top_k"):
+        resolved(own, {"search": "beam", "top_k": 5})
 
 
-@pytest.mark.parametrize("own", [{"sampling": True, "sampling_topk": 50}, {"search": "marian"}, {"search": "greedy"}])
+@pytest.mark.parametrize("own", [{"sampling": True, "top_k": 50}, {"search": "marian"}, {"search": "greedy"}])
 def test_a_models_strategy_yields_to_the_users_constraints(own: dict[str, Any]) -> None:
     cfg, _ = resolved(own, {"constraints": "ordered", "beam": 4})
-    assert (cfg.search, cfg.sampling, cfg.sampling_topk) == ("", False, 0)
+    assert (cfg.search, cfg.sampling, cfg.top_k) == ("", False, 0)
     assert resolved(own, {"constraints": "ordered", "beam": 4, "search": "sampling"})[0].search == "sampling"
 
 
@@ -271,7 +271,7 @@ def test_a_models_strategy_yields_to_the_users_constraints(own: dict[str, Any]) 
     [
         ({"semantics": "huggingface"}, {"early_stopping": "never"}),
         ({"semantics": "huggingface"}, {"forced_last": "w1"}),
-        ({"sampling": True}, {"sampling_topk": 5}),
+        ({"sampling": True}, {"top_k": 5}),
         ({"beam": 12}, {"nbest": 8}),
     ],
 )
@@ -292,24 +292,26 @@ def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
 
 
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
-    translator = Translator([with_settings(beam=3), with_settings(beam=2, lenpen=2.0)])
-    assert (translator.settings().beam, translator.settings().lenpen) == (3, 1.0)
-    assert "the settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
-    assert len(translator.prepare(beam=3, lenpen=1.0).notes) == 0
+    translator = Translator([with_settings(beam=3), with_settings(beam=2, length_penalty=2.0)])
+    assert (translator.settings().beam, translator.settings().length_penalty) == (3, 1.0)
+    assert (
+        "the settings of model 2 differ from those of model 1 (beam, length_penalty)" in translator.prepare().notes[1]
+    )
+    assert len(translator.prepare(beam=3, length_penalty=1.0).notes) == 0
     mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
     assert mixed.settings().semantics == "fairseq"
     assert "(semantics); those of model 1 are used" in mixed.prepare().notes[0]
 
 
 def test_what_a_run_takes_from_its_configuration() -> None:
-    cfg = GenerationConfig(beam=2, max_tokens=7, draft="x", lenpen=0.6)
-    assert settings_of_model(cfg) == {"beam": 2, "lenpen": 0.6}
+    cfg = GenerationConfig(beam=2, max_tokens=7, draft="x", length_penalty=0.6)
+    assert settings_of_model(cfg) == {"beam": 2, "length_penalty": 0.6}
 
 
 def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
     translator = Translator(text_model(), beam=1, max_len_b=4)
     files = {
-        "prefix_trie": (tmp_path / "trie", "{} w3\n"),
+        "allowed_outputs": (tmp_path / "trie", "{} w3\n"),
         "shortlist": (tmp_path / "shortlist", "\t{}\n"),
         "replace_unknown": (tmp_path / "words", "w5\t{}\n"),
     }
@@ -459,7 +461,7 @@ def test_many_calls_leave_nothing_in_memory() -> None:
 def test_threads_share_a_translator() -> None:
     """Two threads with other settings get what each would get alone."""
     translator = Translator(text_model("transformer_tiny"))
-    calls: list[dict[str, Any]] = [{"beam": 3, "debug.use_cache": False}, {"beam": 2, "nbest": 2}]
+    calls: list[dict[str, Any]] = [{"beam": 3, "fast.use_cache": False}, {"beam": 2, "nbest": 2}]
     calls = [{**call, **SHORT} for call in calls] * 6
 
     def texts(call: dict[str, Any]) -> list[list[str]]:

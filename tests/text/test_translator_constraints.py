@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqgen.text.input_line import alternatives
+from seqgen.text.input_line import split_alternatives
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
@@ -22,7 +22,7 @@ from tests.text_models import text_model
     ],
 )
 def test_a_bar_separates_alternatives(phrase: str, texts: list[str]) -> None:
-    assert alternatives(phrase) == texts
+    assert split_alternatives(phrase) == texts
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -49,7 +49,7 @@ def test_phrases_that_do_not_fit_are_reported_with_their_line(semantics: str) ->
     translator = Translator(text_model("transformer_tiny"), beam=3, max_len_b=3, max_len=3, semantics=semantics)
     found = translator.translate(lines, constraints="ordered")
     assert [translation.id for translation in found if not translation.hypotheses] == [1]
-    assert found[1].notes == ["no output within the maximum length has all phrases, so that the output is empty"]
+    assert found[1].notes == ["no output within the maximum length has all phrases, so the output is empty"]
     assert "w3" in found[0].text.split()
 
 

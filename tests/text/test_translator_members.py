@@ -31,7 +31,7 @@ def test_a_field_of_its_own_is_what_a_member_reads() -> None:
     """With all the weight on one member the ensemble is that member on its own field."""
     one, other = text_model(seed=1), text_model(seed=2)
     options = {"beam": 3, "nbest": 3, "max_len_b": 8}
-    together = Translator([one, other], members=["field1", "field2"], **options)
+    together = Translator([one, other], member_sources=["field1", "field2"], **options)
     for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
         alone = Translator(model, **options).translate(texts)
         found = together.translate(both(), **{"combination.weights": weights})
@@ -51,7 +51,7 @@ def test_models_of_other_languages_are_refused_unless_each_has_its_source() -> N
         message = rf"model 1 translates en-de, and model 3 {pair}; .* such as \[input,input,input\]"
         with pytest.raises(ConfigError, match=message):
             Translator([german, unknown, other])
-        Translator([german, other], members=["field1", "field2"])
+        Translator([german, other], member_sources=["field1", "field2"])
     Translator([german, of("en", "de_AT"), of("eng", "deu"), unknown, of("source", "target")])
 
 
@@ -59,11 +59,13 @@ def test_an_empty_source_makes_a_model_without_one() -> None:
     """What a member that reads nothing adds does not depend on the line; fusion with weight 0 is the first member."""
     one, other = text_model(seed=1), text_model(seed=2)
     options = {"beam": 3, "max_len_b": 8}
-    translator = Translator([one, other], members=["input", "empty"], combination="fusion", **options)
+    translator = Translator([one, other], member_sources=["input", "empty"], combination="fusion", **options)
     alone = Translator(one, **options).translate(LINES)
     assert outputs(translator.translate(LINES, **{"combination.weights": [0.0]})) == outputs(alone)
     assert outputs(translator.translate(LINES, **{"combination.weights": [0.7]})) != outputs(alone)
-    unread = Translator([one, other], members=["input", "empty"], **options, **{"combination.weights": [0.0, 1.0]})
+    unread = Translator(
+        [one, other], member_sources=["input", "empty"], **options, **{"combination.weights": [0.0, 1.0]}
+    )
     first, *rest = outputs(unread.translate(LINES))
     assert rest == [first] * 2
 
@@ -85,7 +87,7 @@ def test_a_spec_with_a_source_of_its_own() -> None:
     model = text_model(seed=1)
     hidden = model.task.source_tokenizer.encode("w3")
     blind = Blind(model.model, hidden=tuple(hidden), unk=model.task.source_dictionary.unk())
-    translator = Translator([model, model], members=["input", blind], combination=Fusion(-0.6), nbest=5)
+    translator = Translator([model, model], member_sources=["input", blind], combination=Fusion(-0.6), nbest=5)
     for line, translation in zip(LINES, translator.translate(LINES), strict=True):
         expected = decode(model, line, ["w3"], weight=-0.6)
         assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in expected]
@@ -95,7 +97,7 @@ def test_a_spec_with_a_source_of_its_own() -> None:
 def test_known_targets_are_scored_with_the_sources_of_the_members() -> None:
     one, other = text_model(seed=1), text_model(seed=2)
     targets = ["w2 w3", "w1", "w4 w4 w5"]
-    together = Translator([one, other], members=["field1", "field2"])
+    together = Translator([one, other], member_sources=["field1", "field2"])
     for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
         alone = [found.score for found in Translator(model).score(texts, targets)]
         found = [found.score for found in together.score(both(), targets, **{"combination.weights": weights})]
@@ -116,16 +118,16 @@ def test_objects_in_the_constructor_are_used_until_a_call_replaces_them() -> Non
 def test_what_members_cannot_be() -> None:
     one, other = text_model(seed=1), text_model(seed=2)
     with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
-        Translator([one, other], members=["input"]).translate(LINES)
+        Translator([one, other], member_sources=["input"]).translate(LINES)
     with pytest.raises(ConfigError, match="'fields' is not a source"):
-        Translator([one, other], members=["input", "fields"]).translate(LINES)
+        Translator([one, other], member_sources=["input", "fields"]).translate(LINES)
     spec = MemberSpec(one.model)
     for members in (["input", spec], [spec, MemberSpec(other.model, companion=True)]):
         with pytest.raises(ConfigError, match="entry 2 of members must be a source, or a MemberSpec of model 2"):
             Translator([one, other], members=members).translate(LINES)
     with pytest.raises(ConfigError, match="gives the source field2 to a MemberSpec whose source is input"):
-        one.task.build_generator([spec], GenerationConfig(members=["field2"]))
+        one.task.build_generator([spec], GenerationConfig(member_sources=["field2"]))
     with pytest.raises(DataError, match="line 1 has 1 fields, and"):
-        Translator([one, other], members=["field1", "field2"]).translate(LINES)
+        Translator([one, other], member_sources=["field1", "field2"]).translate(LINES)
     with pytest.raises(ConfigError, match=r"combination\.weights has 3 weights for 1 members"):
         Translator([one, other], combination="fusion").translate(LINES, **{"combination.weights": [1.0, 2.0, 3.0]})

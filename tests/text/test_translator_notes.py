@@ -18,7 +18,6 @@ from seqgen.decoding.stopping import TimeLimit
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generators import make_generator
-from tests.simulated_gpu import simulated_gpu
 from tests.text_models import TEXTS, WORDS, text_model
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -89,7 +88,7 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     if semantics == "huggingface":
         assert [line.notes for line in translator.translate(TEXTS, forced_last="</s>")] == [[said]] * len(TEXTS)
     (tmp_path / "trie").write_text("w1 w2\n")
-    short = Translator(text_model(), beam=1, semantics=semantics).translate(["w1"], prefix_trie=f"{tmp_path}/trie")
+    short = Translator(text_model(), beam=1, semantics=semantics).translate(["w1"], allowed_outputs=f"{tmp_path}/trie")
     assert (short[0].text, short[0].notes) == ("w1 w2", [])
     same = translator.translate(TEXTS, min_len=1, match_source_len=True, max_len_b=200)
     assert [translation.notes for translation in same] == [[]] * len(TEXTS), "that length was asked for"
@@ -110,7 +109,7 @@ def test_every_strategy_says_that_the_longest_length_cuts_off(name: str, semanti
 
 @pytest.mark.parametrize("split", ["", "sentences"])
 def test_an_empty_translation_is_noted(split: str) -> None:
-    model, said = text_model(), "the output is empty, which generation.min_len or lenpen can prevent"
+    model, said = text_model(), "the output is empty, which generation.min_len or length_penalty can prevent"
     model.task.translates = True
     settings: dict[str, Any] = {"input_split": split, "input_split_lang": "en"} if split else {}
     settings |= {"beam": 2, "min_len": 0, "suppress": ["<s>", "<unk>", "<pad>"]}
@@ -147,7 +146,7 @@ def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> N
     for words, translates, noted in ((12, False, 0), (12, True, 1), (13, True, 0)):
         (tmp_path / "trie").write_text("w1 " * words + "\n")
         model.task.translates = translates
-        found = Translator(model, beam=1, prefix_trie=f"{tmp_path}/trie").translate(texts)
+        found = Translator(model, beam=1, allowed_outputs=f"{tmp_path}/trie").translate(texts)
         assert ["13 tokens for 40 of the source" in "".join(line.notes) for line in found] == [noted == 1, False, False]
         assert sum(len(line.notes) for line in found) == noted
 
@@ -165,12 +164,12 @@ def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:
 def test_the_beginning_of_an_allowed_output(tmp_path: Path, how: dict[str, Any]) -> None:
     trie = tmp_path / "trie"
     trie.write_text("w1 w1 w3 w4\n")
-    settings: dict[str, Any] = {"max_len_b": 9, "semantics": "huggingface", "prefix_trie": str(trie)}
+    settings: dict[str, Any] = {"max_len_b": 9, "semantics": "huggingface", "allowed_outputs": str(trie)}
     (whole,) = Translator(text_model(), **settings).translate(["w1"])
     assert (whole.text, whole.notes) == ("w1 w1 w3 w4", [])
     (cut,) = Translator(text_model(), **{**settings, **how}).translate(["w1"])
     assert "w1 w1 w3 w4".startswith(cut.text)
-    assert "only the beginning of a line of generation.prefix_trie" in cut.notes[0]
+    assert "only the beginning of a line of generation.allowed_outputs" in cut.notes[0]
 
 
 def test_a_tab_without_constraints() -> None:
@@ -200,9 +199,9 @@ def test_constraints_that_the_time_left_unmet() -> None:
 
 def test_settings_without_effect_on_scores_are_refused() -> None:
     translator = Translator(text_model(), beam=3)
-    with pytest.raises(ConfigError, match="beam, lenpen has no effect on the scores of known targets"):
-        list(translator.score(["w1"], ["w2"], beam=3, lenpen=2.0))
-    assert len(list(translator.score(["w1"], ["w2"], batch_size=1, unnormalized=True))) == 1
+    with pytest.raises(ConfigError, match="beam, length_penalty has no effect on the scores of known targets"):
+        list(translator.score(["w1"], ["w2"], beam=3, length_penalty=2.0))
+    assert len(list(translator.score(["w1"], ["w2"], batch_size=1, normalize_scores=False))) == 1
 
 
 def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
@@ -223,7 +222,7 @@ def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> 
     translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
     monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
     with pytest.raises(
-        ConfigError, match=r"generation\.coverage_penalty needs attention weights, and this model returns none"
+        ConfigError, match=r"generation\.coverage_penalty needs attention weights, but this model returns none"
     ):
         translator.translate(["w1"])
 
@@ -238,35 +237,11 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
     assert translator.prepare(max_len=longest).notes == []
 
 
-def test_steps_are_not_captured_on_a_cpu() -> None:
-    notes = Translator(text_model()).prepare(**{"debug.captured_steps": True}).notes
-    assert notes == ["debug.captured_steps has no effect: steps are recorded on cuda, not on cpu"]
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({}, ""),
-        ({"debug.use_cache": False}, "debug.use_cache or debug.share_encoder_output is off"),
-        ({"search": "contrastive"}, "steps of this search have changing shapes"),
-    ],
-)
-def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], reason: str) -> None:
-    with simulated_gpu():
-        model = text_model()
-        model.model.to("gpu")
-        decoding = Translator(model, max_len_b=3, **settings, **{"debug.captured_steps": True}).prepare()
-        assert decoding.notes == []
-        found = [note for _ in range(2) for one in decoding.translate(["w1 w2", "w3"]) for note in one.notes]
-    assert not [note for note in found if "captured" in note]
-    assert decoding.notes == ([f"some steps were not captured: {reason}"] if reason else [])
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({}, ""),
-        ({"debug.continuous_batching": False}, ""),
+        ({"fast.continuous_batching": False}, ""),
         ({"bit_exact": True}, ""),
         ({"sampling": True}, ""),
         ({"no_repeat_ngram_size": 2}, "NoRepeatNgram does not support it"),

@@ -129,7 +129,7 @@ def test_one_file_of_pairs_is_not_what_was_meant(data: Path, tmp_path: Path) -> 
     (data / "pairs.txt").write_text("a\tb\n")
     outcome = prepare(data, tmp_path / "run", f"task.train={data}/pairs.txt")
     assert (
-        "pairs.txt is one file, and pairs in one file are a table (.tsv, .jsonl or .parquet, but not .csv)"
+        "pairs.txt is a single file: pairs in a single file must be a table (.tsv, .jsonl or .parquet, but not .csv)"
         in outcome.err
     )
     assert "did you mean" not in outcome.err

@@ -3,8 +3,8 @@
 Stahlberg and Byrne 2019, "On NMT Search Errors and Model Errors: Cat Got Your Tongue?", algorithm 2. A prefix is pruned
 when none of its continuations can score better than the worst kept output: log-probabilities are not positive, so that
 cumulative scores only fall, and a cumulative score divided by the length penalty is largest at the maximum length, or
-at the minimum length if ``lenpen`` is negative. The time is exponential in the worst case. The results show the search
-errors of beam search, and that the most probable output of real models is often empty or very short. ::
+at the minimum length if ``length_penalty`` is negative. The time is exponential in the worst case. The results show the
+search errors of beam search, and that the most probable output of real models is often empty or very short. ::
 
     seqgen-generate common.user_dir=examples/papers/exact_search path=runs/a input=test.en \
         generation.search=exact generation.max_len=3 generation.beam=1

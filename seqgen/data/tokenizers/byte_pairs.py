@@ -63,11 +63,11 @@ class GPT2Tokenizer(FastTokenizer):
         if FAST_FILE not in self.files:
             added = [self.dictionary.bos()] if self.special.config.get("add_bos_token") else []
         else:
-            with library_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
+            with library_errors(f"the tokenizer in {self.files.location} cannot encode an empty text"):
                 added = self._pipeline.encode("", add_special_tokens=True).ids
         if added not in ([], [self.dictionary.eos()]):
             raise DataError(
-                f"the tokenizer in {self.files.origin} adds tokens other than end-of-sentence to each text, which "
+                f"the tokenizer in {self.files.location} adds tokens other than end-of-sentence to each text, which "
                 "seqgen does not support for a GPT-2"
             )
         return bool(added)
@@ -87,7 +87,7 @@ def byte_level_pipeline(files: TokenizerFiles) -> Any:
     """
     vocab = files.json(VOCAB_FILE)
     files.need(VOCAB_FILE)
-    where = f"{files.origin}/{MERGES_FILE}"
+    where = f"{files.location}/{MERGES_FILE}"
     try:
         lines = files.need(MERGES_FILE).decode().split("\n")[1:-1]  # the first line is a comment
     except UnicodeDecodeError:
@@ -95,7 +95,7 @@ def byte_level_pipeline(files: TokenizerFiles) -> Any:
     merges = [tuple(line.split()) for line in lines]
     if not merges or not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
-    with library_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
+    with library_errors(f"{files.location}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
         pipeline = Pipeline(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = decoders.ByteLevel()
@@ -133,7 +133,7 @@ def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
     special.named["mask_token"] = AddedToken(mask, lstrip=True, rstrip=False) if isinstance(mask, str) else mask
     for key in ("cls_token", "sep_token"):
         if special.named[key] is None:
-            raise DataError(f"{files.origin}/{CONFIG_FILE}: {key} is null, but BART's tokenizer needs it; name it")
+            raise DataError(f"{files.location}/{CONFIG_FILE}: {key} is null, but BART's tokenizer needs it; set it")
     return special
 
 
@@ -198,7 +198,7 @@ class GemmaTokenizer(FastTokenizer):
         pipeline = read_pipeline(files)
         model = pipeline.model
         if not isinstance(model, BPE):
-            raise DataError(f"{files.origin}/{FAST_FILE} is not a byte-pair encoding, which Gemma's tokenizer is")
+            raise DataError(f"{files.location}/{FAST_FILE} is not a byte-pair encoding, which Gemma's tokenizer is")
         model.fuse_unk = model.byte_fallback = True
         if pipeline.token_to_id(MASK) is not None:
             special.fill({"mask_token": MASK})
@@ -219,13 +219,13 @@ class GemmaTokenizer(FastTokenizer):
             before = [bos] if config.get("add_bos_token") else []
             after = [eos] if config.get("add_eos_token") else []
         else:
-            with library_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
+            with library_errors(f"the tokenizer in {self.files.location} cannot encode an empty text"):
                 added = self._pipeline.encode("", add_special_tokens=True).ids
             before, after = [bos] if added[:1] == [bos] else [], [eos] if added[-1:] == [eos] else []
             self.check_added_tokens(before, after)
         if not before and not after:
             raise DataError(
-                f"the tokenizer in {self.files.origin} adds no token to a text, so that an empty source would have "
+                f"the tokenizer in {self.files.location} adds no token to a text, so an empty source would have "
                 f"none; set add_bos_token to true in its {CONFIG_FILE}"
             )
         return AddedTokens(before, after)

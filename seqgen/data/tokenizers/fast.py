@@ -53,7 +53,7 @@ class FastTokenizer(PretrainedTokenizer):
         pipeline.no_padding()
         pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
         if special.config.get("backend") != "tokenizers":  # version 5 of transformers, which sets it, saves all tokens
-            with library_errors(f"{files.origin}: its added tokens cannot be used"):
+            with library_errors(f"{files.location}: its added tokens cannot be used"):
                 add_missing(pipeline, special)
         tokens = {index: token for token, index in pipeline.get_vocab(with_added_tokens=True).items()}
         super().__init__(files, special, tokens, vocab_size)
@@ -64,12 +64,12 @@ class FastTokenizer(PretrainedTokenizer):
         return ids
 
     def _encode(self, text: str) -> Any:
-        with library_errors(f"the tokenizer in {self.files.origin} cannot encode the line {shown(text)}"):
+        with library_errors(f"the tokenizer in {self.files.location} cannot encode the line {shown(text)}"):
             return self._pipeline.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``PretrainedTokenizer.decode``."""
-        with library_errors(f"the tokenizer in {self.files.origin} cannot decode"):
+        with library_errors(f"the tokenizer in {self.files.location} cannot decode"):
             text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self.clean_up(text)
 
@@ -93,12 +93,12 @@ class FastTokenizer(PretrainedTokenizer):
         Raises:
             DataError: it adds other tokens.
         """
-        with library_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
+        with library_errors(f"the tokenizer in {self.files.location} cannot encode a text"):
             found = self._pipeline.encode("a", add_special_tokens=True).ids
         if found != [*before, *self.encode("a"), *after]:
             wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
             raise DataError(
-                f"{self.files.origin}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
+                f"{self.files.location}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
                 "support for this kind of tokenizer; copy the original file"
             )
 
@@ -134,8 +134,8 @@ class FastT5Tokenizer(FastTokenizer):
         else:  # transformers converts spiece.model, and adds the special tokens of its slow tokenizer
             prefix = prefix or "add_prefix_space" not in special.config
             legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
-            origin = f"{files.origin}/{MODEL_FILE}"
-            pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, origin)
+            location = f"{files.location}/{MODEL_FILE}"
+            pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, location)
             special.fill(special=True)
         special.fill()
         super().__init__(files, special, pipeline, vocab_size)
@@ -153,8 +153,8 @@ def read_pipeline(files: TokenizerFiles) -> Any:
     Raises:
         DataError: the file is missing or damaged, or its steps can make a text too long.
     """
-    check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
-    with library_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
+    check_growth(files.json(FAST_FILE), f"{files.location}/{FAST_FILE}")
+    with library_errors(f"{files.location}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
 
@@ -202,7 +202,7 @@ class FastPegasusTokenizer(FastTokenizer):
         special = SpecialTokens.read(files)
         self._offset = special.number("offset", PEGASUS_OFFSET)
         mask = special.config.get("mask_token_sent", SENTENCE_MASK)
-        where = f"{files.origin}/{CONFIG_FILE}: mask_token_sent"
+        where = f"{files.location}/{CONFIG_FILE}: mask_token_sent"
         self._sentence_mask = [] if mask is None else [str(as_token(mask, where))]
         special.fill(PEGASUS_NAMED)
         special.additional = self._additional(special)
@@ -225,8 +225,8 @@ class FastPegasusTokenizer(FastTokenizer):
         tokens += self._unused(len(tokens), self._offset - 1)
         if len({str(token) for token in tokens}) != len(tokens):
             raise DataError(
-                f"{special.origin}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
-                "that follow them are not different; copy the file again"
+                f"{special.location}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
+                "that follow them are not all different; copy the file again"
             )
         return tokens
 
@@ -235,14 +235,14 @@ class FastPegasusTokenizer(FastTokenizer):
         return [f"<unk_{i}>" for i in range(start, stop)]
 
     def _converted(self, files: TokenizerFiles, special: SpecialTokens) -> Any:
-        origin = f"{files.origin}/{MODEL_FILE}"
-        source = read_model_file(files.need(MODEL_FILE), origin)
+        location = f"{files.location}/{MODEL_FILE}"
+        source = read_model_file(files.need(MODEL_FILE), location)
         pad, eos, mask = (str(special.named[f"{name}_token"]) for name in ("pad", "eos", "mask"))
         first = [pad, eos, *([*self._sentence_mask, mask] if self._sentence_mask else [])]
         vocabulary = [(token, 0.0) for token in first]
         vocabulary += [(token, -100.0) for token in self._unused(2, self._offset)]
         vocabulary += [(piece.text, piece.score) for piece in source.pieces[2:]]
-        return build_pipeline(source, vocabulary, source.unk + self._offset, origin, splits=True)
+        return build_pipeline(source, vocabulary, source.unk + self._offset, location, splits=True)
 
 
 FAIRSEQ_FIRST = ("<s>", "<pad>", "</s>", "<unk>")
@@ -321,7 +321,7 @@ class Kind:
         source, target = (config.get(key) for key in ("src_lang", "tgt_lang"))
         default = str(self.source_lang if source is None else source)
         languages = Languages(found, self.target, default, follows, str(target or ""))
-        return languages.checked(f"{special.origin}/{CONFIG_FILE}")
+        return languages.checked(f"{special.location}/{CONFIG_FILE}")
 
 
 def with_flags(token: Token | None, **flags: bool) -> Token | None:
@@ -359,12 +359,12 @@ class FairseqTokenizer(FastTokenizer):
         self.languages = self.kind.languages(special, pipeline.get_vocab(with_added_tokens=True))
 
     def _converted(self, files: TokenizerFiles) -> Any:
-        origin = f"{files.origin}/{FAIRSEQ_MODEL_FILE}"
-        source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), origin)
+        location = f"{files.location}/{FAIRSEQ_MODEL_FILE}"
+        source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), location)
         further = [*self.kind.codes, MASK] if self.kind.in_vocabulary else []
         pieces = [(piece.text, piece.score) for piece in source.pieces[len(FAIRSEQ_FIRST) - FAIRSEQ_OFFSET :]]
         vocabulary = [*((token, 0.0) for token in FAIRSEQ_FIRST), *pieces, *((token, 0.0) for token in further)]
-        return build_pipeline(source, vocabulary, FAIRSEQ_FIRST.index("<unk>"), origin)
+        return build_pipeline(source, vocabulary, FAIRSEQ_FIRST.index("<unk>"), location)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.files, self.vocab_size)

@@ -38,11 +38,11 @@ class TokenizerFiles:
     """The content of a tokenizer's files, by name.
 
     Attributes:
-        origin: the folder, for messages.
+        location: the folder, for messages.
         contents: the bytes of each file of ``FILES`` that exists.
     """
 
-    origin: str
+    location: str
     contents: Mapping[str, bytes] = field(repr=False)
 
     @classmethod
@@ -73,7 +73,7 @@ class TokenizerFiles:
             DataError: the folder has no such file.
         """
         if name not in self.contents:
-            raise DataError(f"{self.origin} has no {name}; copy it from the original folder of the tokenizer")
+            raise DataError(f"{self.location} has no {name}; copy it from the original folder of the tokenizer")
         return self.contents[name]
 
     def write(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ class TokenizerFiles:
         Raises:
             DataError: the file does not contain a JSON object.
         """
-        return parse_object(self.contents.get(name, b"{}"), f"{self.origin}/{name}")
+        return parse_object(self.contents.get(name, b"{}"), f"{self.location}/{name}")
 
 
 def read_file(path: Path) -> bytes | None:
@@ -121,12 +121,12 @@ def read_file(path: Path) -> bytes | None:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def parse_object(content: bytes, origin: str) -> dict[str, Any]:
+def parse_object(content: bytes, location: str) -> dict[str, Any]:
     """Parse the content of a file as a JSON object.
 
     Args:
         content: its bytes.
-        origin: its path, for messages.
+        location: its path, for messages.
 
     Raises:
         DataError: it is not JSON, or not an object.
@@ -134,9 +134,9 @@ def parse_object(content: bytes, origin: str) -> dict[str, Any]:
     try:
         parsed = parse_json(content)
     except ValueError as error:
-        raise DataError(f"{origin} is not JSON, or is damaged ({error}); copy it again") from None
+        raise DataError(f"{location} is not JSON, or is damaged ({error}); copy it again") from None
     if not isinstance(parsed, dict):
-        raise DataError(f"{origin} does not contain a JSON object; copy it again")
+        raise DataError(f"{location} does not contain a JSON object; copy it again")
     return parsed
 
 
@@ -173,14 +173,14 @@ class SpecialTokens:
     """The special and added tokens in a tokenizer's files.
 
     Attributes:
-        origin: the tokenizer's folder, for messages.
+        location: the tokenizer's folder, for messages.
         config: the content of ``tokenizer_config.json``.
         named: the tokens that have a name, such as ``eos_token``; ``None`` for one that a file sets to null.
         additional: the other special tokens, such as the sentinels; ``None`` if no file has a list of them.
         added: the added tokens, special or not, by id.
     """
 
-    origin: str
+    location: str
     config: dict[str, Any]
     named: dict[str, Token | None]
     additional: list[Token] | None
@@ -201,36 +201,36 @@ class SpecialTokens:
             DataError: a file is damaged, or has a key that is not supported.
         """
         config = files.json(CONFIG_FILE)
-        special = cls(files.origin, config, {}, None, {})
+        special = cls(files.location, config, {}, None, {})
         for key in FILE_KEYS:
             if config.get(key) is not None:
                 raise DataError(
-                    f"{files.origin}/{CONFIG_FILE}: {key} names another file, {str(config[key])[:100]!r}; copy that "
+                    f"{files.location}/{CONFIG_FILE}: {key} names another file, {str(config[key])[:100]!r}; copy that "
                     "file into the folder under its usual name, and remove the key"
                 )
         for key in UNSUPPORTED:
             if config.get(key):
-                raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
+                raise DataError(f"{files.location}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
         if isinstance(config.get("extra_special_tokens"), dict) and config["extra_special_tokens"]:
             raise DataError(
-                f"{files.origin}/{CONFIG_FILE} has extra_special_tokens with names, which seqgen does not "
+                f"{files.location}/{CONFIG_FILE} has extra_special_tokens with names, which seqgen does not "
                 "support; remove it"
             )
         special._take(config, CONFIG_FILE)
         if "added_tokens_decoder" in config:
-            entries = _object(config["added_tokens_decoder"], files.origin, "added_tokens_decoder")
-            special._add(entries.items(), files.origin)
+            entries = _object(config["added_tokens_decoder"], files.location, "added_tokens_decoder")
+            special._add(entries.items(), files.location)
         else:
             special._take(files.json(SPECIAL_TOKENS_FILE), SPECIAL_TOKENS_FILE, special=True)
             special._take_added(files.json(ADDED_TOKENS_FILE))
             entries = files.json(FAST_FILE).get("added_tokens", [])
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                raise DataError(f"{files.origin}/{FAST_FILE}: added_tokens is not a list of tokens; copy it again")
-            special._add(((entry.get("id"), entry) for entry in entries), files.origin)
+                raise DataError(f"{files.location}/{FAST_FILE}: added_tokens is not a list of tokens; copy it again")
+            special._add(((entry.get("id"), entry) for entry in entries), files.location)
         return special
 
     def _take(self, content: dict[str, Any], name: str, **flags: bool) -> None:
-        where = f"{self.origin}/{name}"
+        where = f"{self.location}/{name}"
         for key in NAMED:
             if key in content:
                 self.named[key] = None if content[key] is None else as_token(content[key], f"{where}: {key}", **flags)
@@ -248,15 +248,15 @@ class SpecialTokens:
         special = {str(token) for token in self.all()}
         for content, index in ids.items():
             flag = content in special
-            self.added[as_id(index, self.origin)] = AddedToken(content, special=flag, normalized=not flag)
+            self.added[as_id(index, self.location)] = AddedToken(content, special=flag, normalized=not flag)
 
-    def _add(self, entries: Iterable[tuple[Any, Any]], origin: str) -> None:
+    def _add(self, entries: Iterable[tuple[Any, Any]], location: str) -> None:
         tokens: dict[int, AddedToken] = {}
         for index, entry in entries:
-            token = as_token(entry, f"{origin}: the added token {shown(index)}")
+            token = as_token(entry, f"{location}: the added token {shown(index)}")
             if isinstance(token, str):
-                raise DataError(f"{origin}: the added token {shown(index)} has no flags; copy the folder again")
-            tokens[as_id(index, origin)] = token
+                raise DataError(f"{location}: the added token {shown(index)} has no flags; copy the folder again")
+            tokens[as_id(index, location)] = token
         self.added.update(tokens)
         by_content = {token.content: token for token in tokens.values()}
         self.named = {key: token and by_content.get(str(token), token) for key, token in self.named.items()}
@@ -303,7 +303,7 @@ class SpecialTokens:
         value = self.config.get(key, default)
         if type(value) is not int or not 0 <= value <= MAX_IDS:
             raise DataError(
-                f"{self.origin}/{CONFIG_FILE}: {key} is {shown(value)}; it must be a whole number from 0 to {MAX_IDS}"
+                f"{self.location}/{CONFIG_FILE}: {key} is {shown(value)}; it must be a whole number from 0 to {MAX_IDS}"
             )
         return value
 
@@ -331,7 +331,7 @@ class SpecialTokens:
     def differing_sentinels(self, count: int, given: int) -> DataError:
         """The error if ``extra_ids`` differs from the number of sentinels that the files list."""
         return DataError(
-            f"{self.origin}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
+            f"{self.location}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
             "additional_special_tokens; set extra_ids to their number"
         )
 
@@ -355,25 +355,25 @@ def as_token(value: Any, where: str, **flags: bool) -> Token:
     raise DataError(f"{where} is {str(value)[:40]!r}, which is not a token; copy the file again")
 
 
-def as_id(value: Any, origin: str) -> int:
+def as_id(value: Any, location: str) -> int:
     """Read an id from JSON.
 
     Args:
         value: the id as a number or a string.
-        origin: the tokenizer's folder, for messages.
+        location: the tokenizer's folder, for messages.
 
     Raises:
         DataError: the value is not a whole number from 0 to below ``MAX_IDS``.
     """
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_IDS):
-        raise DataError(f"{origin}: {text[:40]!r} is not the id of an added token; copy the folder again")
+        raise DataError(f"{location}: {text[:40]!r} is not the id of an added token; copy the folder again")
     return int(text)
 
 
-def _object(value: Any, origin: str, key: str) -> dict[str, Any]:
+def _object(value: Any, location: str, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(f"{origin}/{CONFIG_FILE}: {key} is not an object; copy the file again")
+        raise DataError(f"{location}/{CONFIG_FILE}: {key} is not an object; copy the file again")
     return value
 
 

@@ -46,7 +46,7 @@ class LanguageTokenizer(Tokenizer):
     def __init__(self, text: Tokenizer, codes: Sequence[str], convention: Languages):
         if text.target_side is not text:
             raise ConfigError(
-                f"a {type(text).__name__} has other pieces for targets than for sources, so that tokens of the "
+                f"a {type(text).__name__} has other pieces for targets than for sources, so tokens of the "
                 f"languages {', '.join(codes)} cannot be added"
             )
         words = Dictionary(text.dictionary.symbols, text.dictionary.counts, **text.dictionary.special_ids)  # type: ignore[arg-type]

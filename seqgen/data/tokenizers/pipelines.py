@@ -28,12 +28,12 @@ _SHRINKING = frozenset({"Strip", "StripAccents", "Nmt", "Fuse", "Split", "Whites
 _NESTED = ("normalizers", "pretokenizers", "decoders")
 
 
-def check_growth(pipeline: dict[str, Any], origin: str) -> None:
+def check_growth(pipeline: dict[str, Any], location: str) -> None:
     """Check that the steps of a pipeline cannot make a text more than ``MAX_GROWTH`` times longer.
 
     Args:
         pipeline: the content of a ``tokenizer.json``.
-        origin: the file, for messages.
+        location: the file, for messages.
 
     Raises:
         DataError: they can, or a table in them is damaged.
@@ -42,10 +42,10 @@ def check_growth(pipeline: dict[str, Any], origin: str) -> None:
         encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
         decoding = _growth(pipeline.get("decoder"))
     except ValueError as error:
-        raise DataError(f"{origin} is damaged: {error}; copy it again") from None
+        raise DataError(f"{location} is damaged: {error}; copy it again") from None
     if max(encoding, decoding) > MAX_GROWTH:
         raise DataError(
-            f"{origin} has steps (such as Replace) that can make a text more than {MAX_GROWTH} times longer; "
+            f"{location} has steps (such as Replace) that can make a text more than {MAX_GROWTH} times longer; "
             "use the tokenizer as its authors published it"
         )
 
@@ -175,12 +175,12 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
         yield number, message[at - size : at]
 
 
-def read_model_file(model: bytes, origin: str) -> Model:
+def read_model_file(model: bytes, location: str) -> Model:
     """Read the parts of a SentencePiece model that a pipeline needs.
 
     Args:
         model: the content of the model's file.
-        origin: the file, for messages.
+        location: the file, for messages.
 
     Raises:
         DataError: ``model`` is not a SentencePiece model.
@@ -203,11 +203,11 @@ def read_model_file(model: bytes, origin: str) -> Model:
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         pieces = []
     if not pieces:
-        raise DataError(f"{origin} is not a SentencePiece model, or is damaged")
+        raise DataError(f"{location} is not a SentencePiece model, or is damaged")
     return Model(pieces, algorithm, unk, unk_piece, byte_fallback, charsmap)
 
 
-def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bool, origin: str) -> Pipeline:
+def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bool, location: str) -> Pipeline:
     """Convert a T5 tokenizer's model as ``transformers`` does, except that no end-of-sentence is appended.
 
     Args:
@@ -215,7 +215,7 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
         extra_ids: number of sentinels; their ids follow those of the pieces, and ``<extra_id_0>`` has the highest.
         add_prefix_space: whether a space is added at the beginning of a text.
         legacy: whether a space is also added to each part between two special tokens.
-        origin: the model's file, for messages.
+        location: the model's file, for messages.
 
     Returns:
         The pipeline.
@@ -223,18 +223,18 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
     Raises:
         DataError: ``model`` is not a SentencePiece model.
     """
-    source = read_model_file(model, origin)
+    source = read_model_file(model, location)
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
     scheme = ("always" if legacy else "first") if add_prefix_space else "never"
-    return build_pipeline(source, vocabulary, source.unk, origin, scheme)
+    return build_pipeline(source, vocabulary, source.unk, location, scheme)
 
 
 def build_pipeline(
     source: Model,
     vocabulary: Sequence[tuple[str, float]],
     unk: int,
-    origin: str,
+    location: str,
     scheme: str = "always",
     splits: bool = False,
 ) -> Pipeline:
@@ -244,7 +244,7 @@ def build_pipeline(
         source: the model.
         vocabulary: the tokens in the order of their ids, with their scores.
         unk: id of the unknown token.
-        origin: the model's file, for messages.
+        location: the model's file, for messages.
         scheme: where a space is added: ``always``, ``first`` or ``never``.
         splits: whether the text is cut at white space first, so that spaces are not pieces.
 
@@ -255,7 +255,7 @@ def build_pipeline(
         DataError: the model is damaged.
     """
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
-    with library_errors(f"{origin} is not a SentencePiece model, or is damaged"):
+    with library_errors(f"{location} is not a SentencePiece model, or is damaged"):
         pipeline = Pipeline(_algorithm(source, vocabulary, unk))
         if source.charsmap:
             steps.insert(0, normalizers.Precompiled(source.charsmap))

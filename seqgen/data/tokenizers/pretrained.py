@@ -143,7 +143,7 @@ def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
     by_model = BY_MODEL.get(str(model.get("model_type")), T5)
     given = model.get("tokenizer_class")
     config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
-    return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
+    return TokenizerFiles(files.location, {**files.contents, CONFIG_FILE: to_json(config)})
 
 
 def _rows(model: dict[str, Any], key: str) -> int | None:
@@ -182,8 +182,8 @@ def make_tokenizer(
     if name not in CLASSES:
         known = [*CLASSES, *ALIASES]
         raise DataError(
-            f"{files.origin}/{CONFIG_FILE} names the class {named!r}{nearest(named, known)}, which seqgen cannot read; "
-            f"it reads {', '.join(known)}"
+            f"{files.location}/{CONFIG_FILE} names the class {named!r}{nearest(named, known)}, which seqgen cannot "
+            f"read; it reads {', '.join(known)}"
         )
     kind = CLASSES[name]
     made = all(file in files for file in kind.needs)
@@ -194,7 +194,7 @@ def make_tokenizer(
         if kind.reads_pipeline:
             what = f"neither {' and '.join(kind.needs)} nor {FAST_FILE}"
         raise DataError(
-            f"{files.origin} has {what}; copy the files that it was saved with, or set reading.tokenizer=ids"
+            f"{files.location} has {what}; copy the files that it was saved with, or set reading.tokenizer=ids"
         )
     module, _, component = kind.component.partition(":")
     further = (side or "source", target_vocab_size) if name == MARIAN else ()
@@ -238,7 +238,7 @@ def _with_languages(tokenizer: LanguageTokenizer, text: PretrainedTokenizer) -> 
     config, named = files.json(CONFIG_FILE), {index for index, token in enumerate(tokens) if token is not None}
     new = [words.symbol(index) for index in range(len(words)) if index not in named]
     config["additional_special_tokens"] = [*map(str, text.special.additional or []), *new]
-    files = TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
+    files = TokenizerFiles(files.location, {**files.contents, CONFIG_FILE: to_json(config)})
     read, wanted = make_tokenizer(files, len(words)), tokenizer.languages
     ids = None if read.languages is None else read.languages.ids
     if wanted is None or read.dictionary != words or ids != wanted.ids:
@@ -259,7 +259,7 @@ def _readable(files: TokenizerFiles) -> TokenizerFiles:
     if files.json(FAST_FILE).get("model", {}).get("type") == "BPE":
         config["clean_up_tokenization_spaces"] = False  # version 5 ignores it
     config["additional_special_tokens"] = config.pop("extra_special_tokens", [])
-    return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
+    return TokenizerFiles(files.location, {**files.contents, CONFIG_FILE: to_json(config)})
 
 
 def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:

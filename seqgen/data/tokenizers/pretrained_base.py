@@ -53,11 +53,12 @@ class PretrainedTokenizer(Tokenizer):
         size = max(tokens) + 1
         if size > len(tokens) + MAX_UNUSED:
             raise DataError(
-                f"the tokenizer in {files.origin} is damaged: it has an id of {size - 1} but only {len(tokens)} tokens"
+                f"the tokenizer in {files.location} is damaged: it has an id of {size - 1} but only "
+                f"{len(tokens)} tokens"
             )
         if vocab_size is not None and vocab_size < size:
             raise DataError(
-                f"the tokenizer in {files.origin} has {size} ids but the model's vocabulary only {vocab_size}; "
+                f"the tokenizer in {files.location} has {size} ids but the model's vocabulary only {vocab_size}; "
                 "give the tokenizer that belongs to the model"
             )
         names = distinct_names(tokens, size if vocab_size is None else vocab_size)
@@ -66,7 +67,7 @@ class PretrainedTokenizer(Tokenizer):
         for name in ("pad", "eos", "unk", "bos"):
             token = str(special.named.get(f"{name}_token") or "")
             if token not in ids and (token or name != "bos"):
-                raise DataError(f"the tokenizer in {files.origin} has no {name}_token; name it in its {CONFIG_FILE}")
+                raise DataError(f"the tokenizer in {files.location} has no {name}_token; name it in its {CONFIG_FILE}")
             special_ids[name] = ids.get(token)
         super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
 

@@ -48,16 +48,18 @@ class SentencePieceTokenizer(Tokenizer):
         model: the content of the model's file.
         dictionary: a vocabulary such as fairseq's ``dict.txt``, in which the id of each piece is found by its string;
             ``None`` for the model's own ids.
-        origin: the model's file, for messages.
+        location: the model's file, for messages.
 
     Raises:
         DataError: ``model`` is not a SentencePiece model, or ``dictionary`` contains hardly any of its pieces.
     """
 
-    def __init__(self, model: bytes, dictionary: Dictionary | None = None, *, origin: str = "the SentencePiece model"):
+    def __init__(
+        self, model: bytes, dictionary: Dictionary | None = None, *, location: str = "the SentencePiece model"
+    ):
         self.model = model
         self.native = dictionary is None
-        self._processor = load_processor(model, origin)
+        self._processor = load_processor(model, location)
         native = native_dictionary(self._processor)
         super().__init__(native if dictionary is None else dictionary)
         pieces = native.symbols[: self._processor.vocab_size()]
@@ -67,7 +69,7 @@ class SentencePieceTokenizer(Tokenizer):
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
         if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
             raise DataError(
-                f"the vocabulary contains hardly any piece of {origin}; give the dict.txt that was made with it"
+                f"the vocabulary contains too few pieces of {location}; give the dict.txt that was made with that model"
             )
 
     def encode(self, text: str) -> list[int]:
@@ -135,18 +137,18 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer.load``."""
         path = folder / "sentencepiece.model"
         dictionary = Dictionary.load(folder / "dictionary.json") if settings.get("dictionary") else None
-        return cls(read_model(path), dictionary, origin=str(path))
+        return cls(read_model(path), dictionary, location=str(path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SentencePieceTokenizer, (self.model, None if self.native else self.dictionary)
 
 
-def load_processor(model: bytes, origin: str) -> Any:
+def load_processor(model: bytes, location: str) -> Any:
     """Make a ``SentencePieceProcessor``.
 
     Args:
         model: the content of the model's file.
-        origin: the file, for messages.
+        location: the file, for messages.
 
     Returns:
         The processor.
@@ -161,7 +163,7 @@ def load_processor(model: bytes, origin: str) -> Any:
     except (RuntimeError, OSError, ValueError):
         processor = None
     if processor is None or processor.vocab_size() == 0:
-        raise DataError(f"{origin} is not a SentencePiece model, or is damaged")
+        raise DataError(f"{location} is not a SentencePiece model, or is damaged")
     return processor
 
 

@@ -230,11 +230,11 @@ def _make(
             given = Dictionary.from_counts(counts, cfg.vocab_size)
         return WhitespaceTokenizer(given)
     content = read_model(Path(model)) if model else _train(cfg, lines())
-    origin = model or "the SentencePiece model"
+    location = model or "the SentencePiece model"
     if cfg.tokenizer == "t5":
-        load_processor(content, origin)
+        load_processor(content, location)
         return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
-    return SentencePieceTokenizer(content, given, origin=origin)
+    return SentencePieceTokenizer(content, given, location=location)
 
 
 def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:

@@ -288,12 +288,12 @@ class M2M100Tokenizer(VocabularyTokenizer):
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
         special.fill(M2M100_NAMED)
-        processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.origin}/{FAIRSEQ_MODEL_FILE}")
+        processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.location}/{FAIRSEQ_MODEL_FILE}")
         vocabulary = read_vocabulary(files, VOCAB_FILE, str(special.named["unk_token"]))
         name = str(special.config.get("language_codes", "m2m100"))
         if name not in CODES:
             raise DataError(
-                f"{files.origin}/{CONFIG_FILE}: language_codes is {name!r}{nearest(name, CODES)}; it must be one of "
+                f"{files.location}/{CONFIG_FILE}: language_codes is {name!r}{nearest(name, CODES)}; it must be one of "
                 f"{', '.join(CODES)}"
             )
         codes = {code: len(vocabulary) + i for i, code in enumerate(CODES[name])}
@@ -304,7 +304,7 @@ class M2M100Tokenizer(VocabularyTokenizer):
         source, target = (special.config.get(key) for key in ("src_lang", "tgt_lang"))
         default = str("en" if source is None else source)
         languages = Languages(codes, TargetLanguage.FIRST, default, False, str(target or ""), M2M100_FORMAT)
-        self.languages = languages.checked(f"{files.origin}/{CONFIG_FILE}")
+        self.languages = languages.checked(f"{files.location}/{CONFIG_FILE}")
 
 
 def read_vocabulary(files: TokenizerFiles, name: str, *needed: str) -> dict[str, int]:
@@ -319,7 +319,7 @@ def read_vocabulary(files: TokenizerFiles, name: str, *needed: str) -> dict[str,
         DataError: the file is missing or damaged.
     """
     files.need(name)
-    ids, where = files.json(name), f"{files.origin}/{name}"
+    ids, where = files.json(name), f"{files.location}/{name}"
     if not ids or len(ids) > MAX_IDS or not all(type(index) is int for index in ids.values()):
         raise DataError(f"{where} does not contain pieces with their ids; copy it again")
     if sorted(ids.values()) != list(range(len(ids))):
@@ -364,7 +364,7 @@ class MarianTokenizer(VocabularyTokenizer):
         if self.separate and side == TARGET:
             ids = read_vocabulary(files, TARGET_VOCAB_FILE, str(special.named["unk_token"]))
         name = TARGET_MODEL_FILE if side == TARGET else SOURCE_MODEL_FILE
-        processor = load_processor(files.need(name), f"{files.origin}/{name}")
+        processor = load_processor(files.need(name), f"{files.location}/{name}")
         pieces = {index: piece for piece, index in ids.items()}
         super().__init__(processor, ids, files, special, pieces, len(listed), vocab_size)
         before, after = MARIAN_FORMAT.split("{}")

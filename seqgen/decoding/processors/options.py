@@ -17,7 +17,7 @@ class ProcessorOptions:
         MODEL | ACROSS_VOCABULARIES,
         Requirement(
             lambda cfg: cfg.semantics != "huggingface" or cfg.is_stochastic,
-            "has an effect on sampling alone by Hugging Face's rules; set generation.sampling=true or remove it",
+            "affects only sampling under Hugging Face's rules; set generation.sampling=true, or remove it",
         ),
         minimum=1e-6,
     )
@@ -33,7 +33,7 @@ class ProcessorOptions:
         MODEL,
         Requirement(
             lambda cfg: cfg.semantics == "huggingface",
-            "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; set "
+            "belongs to Hugging Face's rules; under fairseq's rules, every output ends with end-of-sentence; set "
             "generation.semantics=huggingface, or remove it",
         ),
     )
@@ -64,7 +64,7 @@ class ProcessorOptions:
         minimum=0,
     )
     exponential_decay_factor: float = decoding_key(
-        1.0, "base of that exponential growth; 1 for no effect", MODEL, minimum=1e-6
+        1.0, "base of the exponential growth; 1 for no effect", MODEL, minimum=1e-6
     )
     guidance_scale: float = decoding_key(
         1.0,
@@ -78,6 +78,4 @@ class ProcessorOptions:
     remove_invalid: bool = decoding_key(
         False, "replace NaN and infinite scores by finite values instead of stopping with an error", MODEL
     )
-    processors: list[str] = decoding_key(
-        [], "names of additional logits processors, applied after all other ones", MODEL
-    )
+    processors: list[str] = decoding_key([], "names of additional logits processors, applied after all others", MODEL)

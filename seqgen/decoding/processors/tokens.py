@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -231,6 +231,31 @@ def _text_and_bias(entry: str) -> tuple[str, float]:
             "generation.bad_words"
         )
     return text, bias
+
+
+class PrefixConstraint(LogitsProcessor):
+    """Allows the next tokens that a function returns (De Cao et al. 2021). It is used from Python only.
+
+    Args:
+        allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
+            with the start token; of a decoder-only model with the prompt); returns the ids of the allowed next tokens.
+            If there are none, the hypothesis is dropped.
+    """
+
+    shift_invariant = True
+    certifiable = True
+
+    def __init__(self, allowed: Callable[[int, Tensor], Sequence[int]]):
+        self.allowed = allowed
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        mask = torch.full_like(lprobs, -torch.inf)
+        padding = context.generated_padding
+        for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
+            counted = generated if padding is None else generated[~padding[row]]
+            mask[row, list(self.allowed(sentence, counted))] = 0.0
+        return lprobs + mask
 
 
 class NoRepeatNgram(LogitsProcessor):

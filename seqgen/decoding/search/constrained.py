@@ -532,13 +532,13 @@ class ConstrainedSearch(Search):
             "keeps one hypothesis of a sentence": self.inner.generates_one,
             "has a decoding loop of its own": self.inner.session_class,
             "applies the logits processors itself": self.inner.applies_processors,
-            "has its own rule of which hypotheses finish": kind.finished is not Search.finished,
+            "has its own rule for which hypotheses finish": kind.finished is not Search.finished,
         }
         if why := next((obstacle for obstacle, applies in obstacles.items() if applies), ""):
             keys = " and ".join(f"generation.{key}" for key in keys_tagged(CONSTRAINS))
             raise ConfigError(
-                f"{kind.__name__} {why}, so that it cannot take constraints; remove {keys}, or choose a strategy "
-                "that can, such as beam search or sampling"
+                f"{kind.__name__} {why}, so it does not support constraints; remove {keys}, or choose a strategy "
+                "that does, such as beam search or sampling"
             )
         self.needs, self.changes_scores = self.inner.needs, self.inner.changes_scores  # type: ignore[misc]
         self.continues_each_beam = self.inner.continues_each_beam  # the rules of scores read it

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqgen.config import option
 from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.component import FEATURES, LAYER_LOGITS
+from seqgen.core.component import HIDDEN_STATES, LAYER_LOGITS
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import rows_of_sentences
@@ -42,8 +42,8 @@ class ContrastiveSession(Session):
         assert isinstance(setup.search, ContrastiveSearch)
         if len(setup.ensemble.members) > 1:
             raise ConfigError(
-                "contrastive search compares the hidden features of one model, so that it does not work with ensembles "
-                "and classifier-free guidance; give one model and no guidance_scale, or another search"
+                "contrastive search compares the hidden features of a single model and does not support ensembles or "
+                "classifier-free guidance; give one model and no guidance_scale, or choose another search"
             )
         check_features(setup.ensemble.models, "contrastive search")
         self.alpha = setup.search.penalty_alpha
@@ -66,7 +66,7 @@ class ContrastiveSession(Session):
         Args:
             tokens: ``(live, k, L)`` int64 from the start token on.
         """
-        return self.members[0].next_output(tokens.flatten(0, 1), self.setup.needs - {LAYER_LOGITS} | {FEATURES})
+        return self.members[0].next_output(tokens.flatten(0, 1), self.setup.needs - {LAYER_LOGITS} | {HIDDEN_STATES})
 
     def _features(self) -> Tensor:
         """The features of the rows at their newest token, ``(live, k, C)``."""

@@ -23,7 +23,7 @@ class DiverseBeamConfig:
 
     groups: int = option(2, "number of groups that the beam is split into", minimum=1)
     strength: float = option(
-        0.5, "penalty for a token per earlier group that chose it at this step, in nats", minimum=0
+        0.5, "penalty of a token for each earlier group that chose it at this step, in nats", minimum=0
     )
 
 
@@ -74,7 +74,7 @@ class DiverseBeamSearch(BeamSearch):
 class DiverseSiblingsConfig:
     """Configuration of diverse siblings search."""
 
-    rate: float = option(0.5, "penalty for a candidate, times its rank among those of its beam, in nats", minimum=0)
+    rate: float = option(0.5, "penalty of a candidate, in nats, times its rank in its beam, from 1", minimum=0)
 
 
 @register_search("diverse_siblings", config=DiverseSiblingsConfig)

@@ -8,7 +8,6 @@ from seqgen.config.options import (
     ACROSS_VOCABULARIES,
     CONSTRAINED,
     CONSTRAINS,
-    KEEPS_CONFIDENCE,
     KEEPS_SCORES,
     MODEL,
     NOT_IN_TRAINING,
@@ -56,7 +55,7 @@ class BeamOptions:
     nbest: int = decoding_key(
         1,
         "number of hypotheses returned per sentence",
-        MODEL | WHOLE_LINE | KEEPS_SCORES | KEEPS_CONFIDENCE | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        MODEL | WHOLE_LINE | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
         Requirement(
             lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
         ),
@@ -102,22 +101,22 @@ class SamplingOptions:
         ),
         other_names=("do_sample",),
     )
-    sampling_topk: int = decoding_key(
+    top_k: int = decoding_key(
         0,
         "top-k: sample from the k most probable tokens; 0 for all tokens",
         MODEL | WARPER,
         _SAMPLES,
         minimum=0,
-        other_names=("top_k",),
+        other_names=("sampling_topk",),
     )
-    sampling_topp: float = decoding_key(
+    top_p: float = decoding_key(
         1.0,
         "top-p: sample from the smallest set of tokens with this total probability",
         MODEL | WARPER,
         _SAMPLES,
         minimum=0,
         maximum=1,
-        other_names=("top_p",),
+        other_names=("sampling_topp",),
     )
     min_p: float = decoding_key(
         0.0,

@@ -21,7 +21,7 @@ from seqgen.core.search import Search
 from seqgen.registry import register_search
 
 TOKEN = 1
-"""Counter of the purpose of a number: the draw of a token."""
+"""Counter that marks random numbers that draw a token."""
 
 _BITS = 52
 """Bits of a uniform; half a unit is added, so that neither 0 nor 1 occurs."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.candidates import normalized
-from seqgen.core.component import FEATURES
+from seqgen.core.component import HIDDEN_STATES
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.model import EncoderDecoderModel
@@ -47,15 +47,15 @@ class ModelDrafter(Drafter):
         Raises:
             ConfigError: a source is longer than the model can read, or a processor needs hidden features.
         """
-        if any(FEATURES in processor.needs for processor in target.scoring.processors):
+        if any(HIDDEN_STATES in processor.needs for processor in target.scoring.processors):
             raise ConfigError(
-                f"{target.setup.needing(FEATURES)} needs hidden features of the decoded model, and the draft model has "
-                "other ones; remove the draft"
+                f"{target.setup.needing(HIDDEN_STATES)} needs hidden states of the decoded model, but the draft model "
+                "has different ones; remove the draft"
             )
         longest = self.model.max_positions()[0]
         if int(source.src_lengths.max()) > longest:
             raise ConfigError(
-                f"the draft model reads at most {longest} source tokens, and a sentence has "
+                f"the draft model reads at most {longest} source tokens, but a sentence has "
                 f"{int(source.src_lengths.max())}; shorten it, or decode without generation.draft"
             )
         return ModelDraft(self.model, target, source)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates
-from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, BatchInfo
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.errors import ConfigError
@@ -78,7 +78,7 @@ class Drafter:
     """Drafts tokens; it has no state of a batch. A subclass implements ``begin``."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """``frozenset({FEATURES})`` if its drafts read ``SpeculativeSession.newest_features``."""
+    """``frozenset({HIDDEN_STATES})`` if its drafts read ``SpeculativeSession.newest_features``."""
 
     def begin(self, target: SpeculativeSession, source: Source) -> Draft:
         """Start a batch.
@@ -159,7 +159,8 @@ class LookAhead(PlannedMember):
 
         Args:
             tokens: ``(rows, L)`` int64 from the start token on; columns read before are not read again.
-            needs: ``ATTENTION`` to compute attention weights, ``FEATURES`` to store the decoder's last hidden features.
+            needs: ``ATTENTION`` to compute attention weights, ``HIDDEN_STATES`` to store the decoder's last hidden
+                states.
         """
         if self.start_token is not None:
             tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
@@ -227,7 +228,8 @@ class SpeculativeSession(Session):
     def newest_features(self) -> Tensor | None:
         """``(live * beam, C)``, the features from which the first model predicted the newest token.
 
-        ``None`` before the first step, and if neither the drafter nor a component has ``FEATURES`` in its ``needs``.
+        ``None`` before the first step, and if neither the drafter nor a component has ``HIDDEN_STATES`` in its
+        ``needs``.
         """
         first, step = self.members[0], self.backpointers.length
         assert isinstance(first, LookAhead)
@@ -265,7 +267,7 @@ class SpeculativeSession(Session):
         for number, member in enumerate(self.members):
             assert isinstance(member, LookAhead)
             member.rewind(step)
-            member.read(tokens, self.setup.needs & ({ATTENTION, FEATURES} if number == 0 else {ATTENTION}))
+            member.read(tokens, self.setup.needs & ({ATTENTION, HIDDEN_STATES} if number == 0 else {ATTENTION}))
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
             self.stop = min(self.stop, step + count)

@@ -142,9 +142,9 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"lenpen": 0.0}, ""),
-        ({"length_penalty": "wu", "lenpen": 0.7}, ""),
-        ({"unnormalized": True}, ""),
+        ({"length_penalty": 0.0}, ""),
+        ({"length_penalty_form": "wu", "length_penalty": 0.7}, ""),
+        ({"normalize_scores": False}, ""),
         ({"temperature": 2.0}, ""),
         ({"repetition_penalty": 1.5}, ""),
         ({"search": "sampling", "unkpen": 2.0}, ""),
@@ -168,7 +168,7 @@ def test_keys_that_change_scores_or_exclude_others(values: dict[str, Any], reaso
 
 
 def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
-    values = {"search": "diverse_beam", "components": {"search.groups": 2}, "lenpen": 0.0}
+    values = {"search": "diverse_beam", "components": {"search.groups": 2}, "length_penalty": 0.0}
     subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(**values)))
     with mock.patch.object(DiverseBeamSearch, "changes_scores", False):
         (outcome,) = check_all({"": scores_are_the_models}, subject)

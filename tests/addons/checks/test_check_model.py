@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from seqgen.addons.checks.checking import ERROR
-from seqgen.addons.checks.models import NOT_REORDERED, PASSES, SEARCH, STEPPING, WEIGHTS
+from seqgen.addons.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
+from seqgen.addons.checks.subject import Subject
 from tests.addons.checks.test_check_components import check
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
@@ -42,7 +43,7 @@ def test_a_model_that_fails(tmp_path: Path) -> None:
     place = lines.index(next(line for line in lines if line.startswith("steps after reordering beams")))
     assert " failed " in lines[place]
     assert lines[place + 1].startswith("    step 2, sentence 0, beam 1: the logits differ")
-    assert outcome.out.endswith(f"probable cause: {NOT_REORDERED}\n")
+    assert outcome.out.endswith(f"probable cause: {Subject.advice['steps after any order of rows']}\n")
 
 
 def test_a_model_that_raises(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.addons.checks.checking import ERROR, Outcome, causes, check_all
-from seqgen.addons.checks.components import COMPONENT_ADVICE
+from seqgen.addons.checks.checking import ERROR, Outcome, causes, check, check_all
 from seqgen.addons.checks.kinds import (
     KINDS,
     DecodingCheckConfig,
@@ -22,7 +21,6 @@ from seqgen.addons.checks.kinds import (
     model_subject,
     small_transformer,
 )
-from seqgen.addons.checks.models import MODEL_ADVICE, check as check_model
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, best_continuations
@@ -462,7 +460,7 @@ def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     subject, outcomes = outcomes_of(name, component, monkeypatch)
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
-    found = causes(outcomes, COMPONENT_ADVICE, subject)
+    found = causes(outcomes, subject)
     assert found[-1].startswith(cause), "\n".join([*violations, *found])
     assert len(found) == 1 or found[0] == ERROR
 
@@ -498,10 +496,10 @@ class DropsTheFirstOfAMerge(GrowingCache):
 )
 def test_faults_of_caches(cache: type[GrowingCache], failed: set[str]) -> None:
     subject = model_subject(ModelCheckConfig(model=small_transformer(), cache=cache.__name__))
-    outcomes = list(check_model(subject))
+    outcomes = list(check(subject))
     wrong = {outcome.name for outcome in outcomes if outcome.violation}
     assert wrong >= failed
     assert bool(wrong) == bool(failed)
     if failed:
-        (cause,) = causes(outcomes, MODEL_ADVICE, subject)
+        (cause,) = causes(outcomes, subject)
         assert cause.startswith(f"{cache.__name__} does not return the keys and values")

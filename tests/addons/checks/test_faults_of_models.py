@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from examples import lstm
 from seqgen.addons.checks.checking import check_all, diagnose
-from seqgen.addons.checks.models import MODEL_ADVICE, PASSES, STEPPING, WEIGHTS
+from seqgen.addons.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.addons.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.core.incremental_state import StateKey
 from seqgen.core.model import EncoderDecoderModel
@@ -272,5 +272,5 @@ def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     inserted.insert(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
     subject, outcomes = outcomes_of(MODELS[inserted.model])
     assert any(outcome.violation for outcome in outcomes)
-    found = diagnose(outcomes, MODEL_ADVICE, subject)
+    found = diagnose(outcomes, subject)
     assert found.startswith(inserted.cause), [f"{o.name}: {o.violation.what}" for o in outcomes if o.violation]

@@ -16,11 +16,11 @@ import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from seqgen.addons.checks.checking import Advice, Outcome, check_all, diagnose
-from seqgen.addons.checks.criteria import CRITERION_ADVICE, LENGTHS, Training, check_criterion
+from seqgen.addons.checks.checking import Outcome, check_all, diagnose
+from seqgen.addons.checks.criteria import LENGTHS, Training, invariants_of
 from seqgen.addons.checks.kinds import new_model, small_transformer
 from seqgen.addons.checks.subject import Ids, randomize_, tiny_dictionary
-from seqgen.addons.checks.tasks import TASK, TASK_ADVICE, Prepared
+from seqgen.addons.checks.tasks import TASK, Prepared
 from seqgen.config import GenerationConfig
 from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import PairDataset
@@ -181,9 +181,9 @@ class RescoresWithoutTheSource(Risk):
         return super().rescore(model, other if len(batch.ids) == len(LENGTHS) else batch, hypotheses)
 
 
-def assert_found(outcomes: list[Outcome], advice: Advice[Any], subject: Any, cause: str) -> None:
+def assert_found(outcomes: list[Outcome], subject: Any, cause: str) -> None:
     failed = {outcome.name: outcome.violation.what for outcome in outcomes if outcome.violation}
-    assert next(iter(failed)) == cause or diagnose(outcomes, advice, subject).startswith(cause), failed
+    assert next(iter(failed)) == cause or diagnose(outcomes, subject).startswith(cause), failed
 
 
 def with_nightly(names: Iterable[str], fast: str) -> list[Any]:
@@ -198,8 +198,8 @@ def test_bugs_of_criteria(name: str) -> None:
     tokenizer = WhitespaceTokenizer(words)
     task = Task(None, tokenizer, tokenizer)
     subject = Training(criterion(None, task), model, Ids.of(model, words, len(words)), tolerance=1e-9)
-    outcomes = list(check_criterion(subject))
-    assert_found(outcomes, CRITERION_ADVICE, subject, cause)
+    outcomes = list(check_all(invariants_of(subject.criterion), subject))
+    assert_found(outcomes, subject, cause)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -303,4 +303,4 @@ def test_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     model = randomize_(task.build_model(small_transformer()).double())
     subject = Prepared(task, make, model, "valid")
     outcomes = list(check_all(TASK, subject))
-    assert_found(outcomes, TASK_ADVICE, subject, cause)
+    assert_found(outcomes, subject, cause)

@@ -222,7 +222,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written to standard output"),
         ([f"{tmp_path}/runs", "page=x", "json=x"], "page=x would overwrite the output x"),
         (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
-        (["runs", "json"], "json is a key, which needs a value; set json=VALUE"),
+        (["runs", "json"], "json is a key and needs a value; set json=VALUE"),
     ):
         wrong = command("show", *arguments)
         assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
@@ -287,13 +287,13 @@ def test_a_record_repeats_a_decode(trained: Path, data: Path, tmp_path: Path, mo
     (tmp_path / "keys.yaml").write_text("generation.beam: 3\n")
     output, record = tmp_path / "out", tmp_path / "record.json"
     given = [f"config={tmp_path}/keys.yaml", f"path={trained}/run", f"input={lines}", f"output={output}"]
-    given += ["generation.lenpen=1", f"trace={tmp_path}/t.jsonl", "trace_options.sentences=1"]
+    given += ["generation.length_penalty=1", f"trace={tmp_path}/t.jsonl", "trace_options.sentences=1"]
     (tmp_path / "1").write_text("")
     monkeypatch.chdir(tmp_path)  # where a file has the name of a value
     assert command("generate", *given, f"record={record}", "format=json").code == 0
     found = json.loads(record.read_text())
     assert found["keys"] == {"generation.beam": "3", "path": f"{trained}/run", "input": str(lines), "format": "json",
-        "generation.lenpen": "1"}  # fmt: skip
+        "generation.length_penalty": "1"}  # fmt: skip
     assert "1" not in found["files"]
     assert (found["settings"]["beam"], found["input"]["lines"], found["output"]["lines"]) == (3, 2, 2)
     assert found["output"]["sha256"] == __import__("hashlib").sha256(output.read_bytes()).hexdigest()

@@ -82,7 +82,7 @@ def test_outputs_are_those_of_the_model(name: str, tmp_path: Path) -> None:
         limits = {"min_decoding_length": 0, "max_decoding_length": limit, "length_penalty": 0}
         results = translator.translate_batch(sources, beam_size=beam, **limits)
         expected = ours.translate(
-            lines, beam=beam, lenpen=0, min_len=0, max_len=limit + 1, search="beam", semantics="fairseq"
+            lines, beam=beam, length_penalty=0, min_len=0, max_len=limit + 1, search="beam", semantics="fairseq"
         )
         words = loaded.task.target_dictionary
         for result, one in zip(results, expected, strict=True):

@@ -44,7 +44,7 @@ def test_a_job_with_a_glossary_says_the_same(runs: Path, tmp_path: Path) -> None
     source.write_bytes(STDIN)
     keys = (f"path={runs}/fconv", f"input={source}", f"generation.glossary={terms}", "generation.max_len_b=12")
     texts, said = [], []
-    for name, further in (("plain", ()), ("job", ("generation.workers=2", "generation.part_lines=1"))):
+    for name, further in (("plain", ()), ("job", ("job.workers=2", "job.part_lines=1"))):
         outcome = command("generate", *keys, f"output={tmp_path / name}", "format=json", *further)
         assert outcome.code == 0, outcome.err
         found = map(json.loads, (tmp_path / name).read_text(encoding="utf-8").splitlines())

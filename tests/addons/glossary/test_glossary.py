@@ -141,7 +141,7 @@ def test_a_term_that_occurs_more_often_than_an_output_has_room_for(tmp_path: Pat
     translator = Translator(text_model(), beam=2, max_len_b=4, max_len=4, glossary=str(tmp_path / "terms.tsv"))
     (found,) = translator.translate(["w1 " * 900])
     assert (len(found.terms), len(found.constraints), found.hypotheses) == (900, 5, [])
-    assert "no output within the maximum length has all phrases, so that the output is empty" in found.notes
+    assert "no output within the maximum length has all phrases, so the output is empty" in found.notes
 
 
 def test_terms_and_phrases_of_the_line_are_both_met(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_excludes_a_glossary_is_said_once(tmp_path: Path) -> None:
         translator.translate(["w1"], streamer=TextStreamer())
     with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that can"):
         translator.translate(["w1"], search="contrastive")
-    with pytest.raises(ConfigError, match=r"sampling_topk, sampling_topp .* remove these keys"):
-        translator.translate(["w1"], sampling=True, sampling_topk=5)
+    with pytest.raises(ConfigError, match=r"top_k, top_p .* remove these keys"):
+        translator.translate(["w1"], sampling=True, top_k=5)
     with pytest.raises(DataError, match="there is no file"):
         translator.translate(["w1"], glossary=str(tmp_path / "nothere"))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seqgen.addons.jobs.folder import JobFolder, Manifest
+from seqgen.addons.jobs.folder import JobFolder, manifest_of
 from seqgen.addons.jobs.job import Job
 from seqgen.addons.jobs.source import Plan, Source, plan_parts
 from seqgen.addons.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
@@ -132,8 +132,7 @@ class Bench:
     def job(self, check: Callable[[], None] = lambda: None) -> tuple[Job, Plan]:
         plan = plan_parts(self.source, self.part_lines)
         folder = JobFolder(self.root / "job", ".txt")
-        manifest = Manifest(self.settings, self.models, self.part_lines, plan, {})
-        folder.open(manifest)
+        folder.open(manifest_of(self.settings, self.models, self.part_lines, plan, {}), plan.parts)
         log = self.messages.append
         job = Job(folder, self.source, plan, FINGERPRINT, self.piece_lines, log, check)
         return job, plan

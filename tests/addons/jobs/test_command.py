@@ -58,7 +58,7 @@ def job(folder: Path, *arguments: str) -> Outcome:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generation.workers=2"], "a job needs a folder for its parts; set job.folder=FOLDER or output=FILE"),
+        (["job.workers=2"], "a job needs a folder for its parts; set job.folder=FOLDER or output=FILE"),
         (["job.folder=J", "input=-"], "a job reads its input more than once"),
         (["job.folder=J", "input=nothing.txt"], "there is no such file"),
         (["job.folder=J", "reference=x"], "reference cannot be used in a job"),
@@ -75,12 +75,12 @@ def test_what_cannot_be_used(arguments: list[str], words: str, place: Path) -> N
 def test_places_that_cannot_be_used(place: Path) -> None:
     folder, tmp_path = place, place / "other"
     refused(job(folder, f"job.folder={folder}/in.txt"), "is a file; give a folder")
-    refused(job(folder, "generation.workers=1", f"output={folder}/in.txt"), "would overwrite the input")
+    refused(job(folder, "job.workers=1", f"output={folder}/in.txt"), "would overwrite the input")
     refused(
         job(folder, f"input={folder}", f"output={folder}/o.txt", f"job.folder={tmp_path}/K"),
         "would be part of input=",
     )
-    refused(job(folder, f"input={folder}/*.txt", f"output={folder}/o.txt", "generation.workers=1"), "would be part of")
+    refused(job(folder, f"input={folder}/*.txt", f"output={folder}/o.txt", "job.workers=1"), "would be part of")
     refused(job(folder, f"input={folder}", f"job.folder={folder}"), "is the folder of the input")
     with run_lock(tmp_path / "J", "job.folder"):
         refused(job(folder, f"job.folder={tmp_path}/J"), "in use by another process", "or choose another job.folder")
@@ -101,8 +101,8 @@ def test_without_the_addon_a_job_is_refused_in_one_sentence(place: Path, monkeyp
         return found(name)
 
     monkeypatch.setattr("seqgen.registry.importlib.import_module", without)
-    outcome = job(place, "generation.workers=2", f"output={place}/out")
-    keys = "(engine=ray, job.*, generation.workers, generation.part_lines)"
+    outcome = job(place, "job.workers=2", f"output={place}/out")
+    keys = "(engine=ray, job.*)"
     refused(outcome, f"a job {keys} belongs to the add-on jobs, which is not installed")
 
 
@@ -132,7 +132,7 @@ def test_a_full_disk_names_the_file_and_the_lines_that_are_done(
                 raise OSError(errno.ENOSPC, "No space left on device")
         return append(folder, line)
 
-    keys = (f"job.folder={place}/J", "generation.part_lines=10", f"output={place}/out")
+    keys = (f"job.folder={place}/J", "job.part_lines=10", f"output={place}/out")
     with monkeypatch.context() as patch:
         patch.setattr(JobFolder, "_append", full)
         said = f"cannot write {place}/J/done.jsonl: No space left on device; free some space and run again; 20 lines"
@@ -148,18 +148,24 @@ def test_a_job_is_continued_only_if_its_outputs_would_be_the_same(
     """By every key that can change an output, and the content of files; not by those that make it faster."""
     (place / "list").write_text("a\tb\n")
     groups = ("generation.search=diverse_beam", "search.groups=2", f"generation.shortlist={place}/list")
-    keys = (*groups, f"job.folder={tmp_path}/J", "format=json", "generation.lenpen=2")
-    begun = job(place, *keys, "generation.workers=1")
+    keys = (*groups, f"job.folder={tmp_path}/J", "format=json", "generation.length_penalty=2")
+    begun = job(place, *keys, "job.workers=1")
     assert begun.code == 0, begun.err
     assert "60 lines, 180 tokens" in begun.err
     for key in ("workers=3", "batch_size=3", "max_tokens=500", "buffer_size=7"):
         again = job(place, *keys, f"generation.{key}")
         assert (again.code, "60 of 60 lines were decoded before" in again.err) == (0, True), (key, again.err)
-    changed = ("generation.lenpen=1", "search.groups=4", "search.strength=0.3", "format=text", "debug.use_cache=false")
+    changed = (
+        "generation.length_penalty=1",
+        "search.groups=4",
+        "search.strength=0.3",
+        "format=text",
+        "fast.use_cache=false",
+    )
     for key in changed:
         name = key.partition("=")[0]
         refused(job(place, *(old for old in keys if not old.startswith(f"{name}=")), key), f"was started with {name}=")
-    refused(job(place, *keys, "generation.part_lines=7"), "was started with generation.part_lines=")
+    refused(job(place, *keys, "job.part_lines=7"), "was started with job.part_lines=")
     (place / "list").write_text("a\tc\n")
     refused(job(place, *keys), f"was started with another {place}/list")
     (place / "list").write_text("a\tb\n")
@@ -172,9 +178,9 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "LocalWorkers", lambda build, count: (count, build.threads))
     for keys, wanted in (
         ([], (1, 8)),
-        (["generation.workers=3"], (3, 2)),
-        (["generation.workers=20"], (20, 1)),
-        (["generation.workers=3", "common.threads=5"], (3, 5)),
+        (["job.workers=3"], (3, 2)),
+        (["job.workers=20"], (20, 1)),
+        (["job.workers=3", "common.threads=5"], (3, 5)),
     ):
         cfg = compose(GenerateConfig, ["path=x", *keys])
         assert job_module._workers(cfg, {}, ()) == wanted, keys
@@ -211,17 +217,17 @@ def test_a_job_writes_what_one_process_writes(output_format: str, folder: Path, 
     assert stream.code == 0, stream.err
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk" / "out")
-    outcome = job(folder, *keys, f"output={tmp_path}/out", "generation.part_lines=25", "generation.workers=2")
+    outcome = job(folder, *keys, f"output={tmp_path}/out", "job.part_lines=25", "job.workers=2")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "out").is_symlink()
     assert (tmp_path / "disk" / "out").read_text() == stream.out
     assert "60 lines, " in outcome.out
     assert "the output has the maximum length" in outcome.err
-    again = job(folder, *keys, "output=-", f"job.folder={tmp_path}/out.parts", "generation.part_lines=25")
+    again = job(folder, *keys, "output=-", f"job.folder={tmp_path}/out.parts", "job.part_lines=25")
     assert (again.code, again.out) == (0, stream.out)
     assert "60 of 60 lines were decoded before" in again.err
-    for key in ("generation.seed=2", "generation.part_lines=20", "debug.use_cache=false", "generation.lenpen=0.5"):
-        other = job(folder, *keys, "generation.part_lines=25", f"job.folder={tmp_path}/out.parts", key)
+    for key in ("generation.seed=2", "job.part_lines=20", "fast.use_cache=false", "generation.length_penalty=0.5"):
+        other = job(folder, *keys, "job.part_lines=25", f"job.folder={tmp_path}/out.parts", key)
         refused(other, key.split("=")[0], f"and it is now {key.split('=')[1].capitalize()[0]}"[:-1], "as before")
 
 
@@ -244,7 +250,7 @@ def test_faults_of_lines_go_to_the_ledger(folder: Path, tmp_path: Path) -> None:
         f"common.user_dir={folder}/faults.py",
         "generation.processors=[faults]",
         f"output={tmp_path}/out.txt",
-        "generation.workers=2",
+        "job.workers=2",
     )
     assert outcome.code == 3, outcome.err
     wanted = stream.out.splitlines()
@@ -267,7 +273,7 @@ def test_paragraphs_have_one_output_line_for_each_line(kills: bool, folder: Path
     (tmp_path / "in.txt").write_text("".join(line + "\n" for line in lines * 2))
     stream = command("generate", f"path={folder}/run", f"input={tmp_path}/in.txt", *FAST, *split)
     faults = (f"common.user_dir={folder}/faults.py", "generation.processors=[faults]") if kills else ()
-    place = (f"input={tmp_path}/in.txt", f"output={tmp_path}/out.txt", "generation.part_lines=3")
+    place = (f"input={tmp_path}/in.txt", f"output={tmp_path}/out.txt", "job.part_lines=3")
     outcome = job(folder, *place, *split, *faults)
     assert outcome.code == (3 if kills else 0), outcome.err
     found = [json.loads(line) for line in (tmp_path / "out.txt").read_text().splitlines()]
@@ -286,7 +292,7 @@ def test_a_job_with_a_glossary_says_the_same(folder: Path, tmp_path: Path) -> No
     terms.write_text("dog\tBall|Boot\n", encoding="utf-8")
     keys = (f"path={folder}/run", f"input={folder}/in.txt", f"generation.glossary={terms}", "generation.max_len_b=12")
     texts_found, said = [], []
-    for name, further in (("plain", ()), ("job", ("generation.workers=2", "generation.part_lines=20"))):
+    for name, further in (("plain", ()), ("job", ("job.workers=2", "job.part_lines=20"))):
         outcome = command("generate", *keys, f"output={tmp_path / name}", "format=json", *further)
         assert outcome.code == 0, outcome.err
         found = map(json.loads, (tmp_path / name).read_text(encoding="utf-8").splitlines())
@@ -297,7 +303,7 @@ def test_a_job_with_a_glossary_says_the_same(folder: Path, tmp_path: Path) -> No
 
 
 def start(folder: Path, place: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    keys = [f"path={folder}/run", f"input={place}/in.txt", f"output={place}/out.txt", "generation.part_lines=100"]
+    keys = [f"path={folder}/run", f"input={place}/in.txt", f"output={place}/out.txt", "job.part_lines=100"]
     command_line = [sys.executable, "-m", "seqgen.cli.generate", *keys, "common.threads=1", *arguments]
     return subprocess.Popen(command_line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
@@ -308,7 +314,7 @@ def start(folder: Path, place: Path, *arguments: str) -> subprocess.Popen[bytes]
 )
 def test_a_signal_stops_within_seconds(number: signal.Signals, whole_group: bool, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(20000)))
-    process = start(folder, tmp_path, "generation.workers=2")
+    process = start(folder, tmp_path, "job.workers=2")
     journal = tmp_path / "out.txt.parts" / "done.jsonl"
     while not journal.exists():
         assert process.poll() is None

@@ -17,9 +17,10 @@ from unittest import mock
 
 import pytest
 
-from seqgen.addons.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
+from seqgen.addons.jobs.folder import MAX_NOTES, JobFolder, counted, manifest_of, merged_notes
+from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, cut, find_source, plan_parts, text_digest
-from seqgen.addons.jobs.workers import LocalWorkers, Piece, answer, start_error
+from seqgen.addons.jobs.workers import Piece, answer, start_error
 from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.data.text import CHUNK_BYTES
 from seqgen.system.progress import LineProgress, duration
@@ -111,7 +112,7 @@ def test_a_part_that_the_job_does_not_have_counts_for_nothing(bench: Bench) -> N
         (lambda bench: bench.models.update(model="b"), "another model; give the same as before"),
         (lambda bench: bench.models.update(list="c"), "list, which is now new"),
         (lambda bench: bench.models.clear(), "model, which is now missing"),
-        (lambda bench: setattr(bench, "part_lines", 5), "generation.part_lines=10, and it is now 5"),
+        (lambda bench: setattr(bench, "part_lines", 5), "job.part_lines=10, and it is now 5"),
         (lambda bench: bench.write([*LINES, "more"]), "an input of 47 lines, and it now has 48"),
         (lambda bench: bench.write([*LINES[:30], "x", *LINES[31:]]), "an input whose lines 31 to 40 were different"),
     ],
@@ -146,9 +147,9 @@ def test_a_folder_with_files_of_the_user_is_refused(name: str, bench: Bench) -> 
 def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     name.write_bytes(b"one\ntwo\n")
-    manifest = Manifest({}, {}, 10, plan_parts(Source((name,)), 10), {})
+    plan = plan_parts(Source((name,)), 10)
     for _ in range(2):  # written, then compared
-        manifest.write_or_compare(tmp_path)
+        JobFolder(tmp_path, ".txt").open(manifest_of({}, {}, 10, plan, {}), plan.parts)
     assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
 
 
@@ -424,7 +425,7 @@ LONG = b'{"text": "%b"}\n' % (b"a" * (CHUNK_BYTES - 100))
             for line in (b"\ntext\n", b'\n{"text": "\xff"}', b'\n{"text": 1}', b"\n[]")
         ),
         (b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
-        (b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text' but: 'txt, id'; name the field"),
+        (b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text'; the fields are 'txt, id'; set job.column"),
         (b'\n{"text": null}\n', "line 2: text is None"),
     ],
 )

@@ -72,11 +72,11 @@ def test_the_command_writes_what_one_process_writes(cluster: Any, tmp_path: Path
     run = train(tmp_path)
     (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(100)))
     keys = (f"path={run}", f"input={tmp_path}/in.txt", *FAST)
-    of_ray = ("engine=ray", f"ray.address={cluster.address}", "generation.part_lines=30", "ray.cpus=0.5")
+    of_ray = ("engine=ray", f"ray.address={cluster.address}", "job.part_lines=30", "ray.cpus=0.5")
     outcome = command("generate", *keys, *of_ray, f"output={tmp_path}/out.txt")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "out.txt").read_text() == command("generate", *keys).out
-    local = command("generate", *keys, "generation.part_lines=30", f"output={tmp_path}/out.txt")
+    local = command("generate", *keys, "job.part_lines=30", f"output={tmp_path}/out.txt")
     assert (local.code, "100 of 100 lines were decoded before" in local.err) == (0, True)
 
 

@@ -64,7 +64,7 @@ def test_weights_are_those_of_the_npz_file(model: Path, name: str, int8: bool) -
 def test_outputs_of_a_float_model_are_those_of_marian(model: Path) -> None:
     write_binary(model.with_name("model.bin"), arrays())
     made, wanted = (
-        Translator(path).translate(LINES, beam=4, nbest=4, lenpen=1.0, max_len_a=3.0)
+        Translator(path).translate(LINES, beam=4, nbest=4, length_penalty=1.0, max_len_a=3.0)
         for path in (model.with_name("model.bin"), RECORDED / "ssru.npz")
     )
     for one, other in zip(made, wanted, strict=True):
@@ -83,7 +83,11 @@ def test_a_folder_of_firefox(model: Path) -> None:
     }
     write_binary(model, known, int8=True)
     loaded = load_model(model.parent)
-    assert (loaded.generation["beam"], loaded.generation["lenpen"], loaded.generation["max_len_a"]) == (1, 1.0, 2.0)
+    assert (loaded.generation["beam"], loaded.generation["length_penalty"], loaded.generation["max_len_a"]) == (
+        1,
+        1.0,
+        2.0,
+    )
     assert loaded.task.source_tokenizer is not loaded.task.target_tokenizer
     settings = f"models: [{model.name}]\nvocabs: [srcvocab.deen.spm, trgvocab.deen.spm]\nbeam-size: 3\n"
     model.with_name("config.intgemm8bitalpha.yml").write_text(settings)

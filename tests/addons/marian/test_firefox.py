@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.addons.catalogue.vocabulary_map import Ids, VocabularyMap
 from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Ids, VocabularyMap
 from seqgen.text.translator import Translator
 from tests import firefox
 from tests.commands import command
@@ -43,7 +43,7 @@ def test_greedy_outputs_are_those_of_the_engine(lines: list[str]) -> None:
     for direction in ("enpt", "pten"):
         translate = firefox.engine(direction)
         wanted = [translate(line) for line in lines]
-        with mock.patch("seqgen.task.VocabularyMap", _PaddedMap):
+        with mock.patch("seqgen.addons.catalogue.shortlist.VocabularyMap", _PaddedMap):
             made = Translator(firefox.folder(direction)).translate(lines, shortlist=shortlist(direction))
         different = [pair for pair in zip((one.text for one in made), wanted, strict=True) if pair[0] != pair[1]]
         assert len(different) <= 2, different  # ties of float32
@@ -66,7 +66,7 @@ def test_lists(lines: list[str]) -> None:
     """Scores of n-best lists are those of the scorer; an ensemble of twice the model is the model; constraints hold."""
     lines, path = lines[:20], firefox.folder("enpt")
     translator, both = Translator(path), Translator([path, path])
-    keys = {"beam": 4, "nbest": 4, "lenpen": 1.0}
+    keys = {"beam": 4, "nbest": 4, "length_penalty": 1.0}
     for one, other in zip(translator.translate(lines, **keys), both.translate(lines, **keys), strict=True):
         assert [hypothesis.text for hypothesis in one.hypotheses] == [
             hypothesis.text for hypothesis in other.hypotheses
@@ -95,7 +95,7 @@ def test_commands(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, files = f"path={firefox.folder('enpt')}", ["input=text", "generation.bit_exact=true"]
     for further in (
         ["output=plain"],
-        ["output=job", "job.folder=parts", "generation.part_lines=7"],
+        ["output=job", "job.folder=parts", "job.part_lines=7"],
         ["output=traced", "trace=t.jsonl"],
     ):
         outcome = command("generate", path, *files, *further)

@@ -26,7 +26,7 @@ def test_n_best_lists_are_those_of_marian(name: str) -> None:
     translator = Translator(RECORDED / f"{name}.npz")
     for given in RESULTS[name]["nbest"]:
         beam = given["beam"]
-        made = translator.translate(LINES, beam=beam, nbest=beam, lenpen=given["normalize"])
+        made = translator.translate(LINES, beam=beam, nbest=beam, length_penalty=given["normalize"])
         for translation, wanted in zip(made, given["lists"], strict=True):
             assert [one.text for one in translation.hypotheses] == [text for text, _, _ in wanted]
             for hypothesis, (_, score, words) in zip(translation.hypotheses, wanted, strict=True):
@@ -45,7 +45,9 @@ def test_the_decoder_of_a_pre_norm_model_computes_what_was_trained() -> None:
     """Marian's decoder normalizes the inputs of self-attention in training and at the first step only."""
     translator = Translator(RECORDED / "pre.npz")
     given = RESULTS["pre"]["nbest"][0]
-    for translation, [[_, _, words]] in zip(translator.translate(LINES, beam=1, lenpen=0), given["lists"], strict=True):
+    for translation, [[_, _, words]] in zip(
+        translator.translate(LINES, beam=1, length_penalty=0), given["lists"], strict=True
+    ):
         first = float(translation.hypotheses[0].positional_scores[0])
         assert first == pytest.approx(words[0], abs=5e-5)
         scored = next(translator.score([translation.source], [translation.hypotheses[0].text]))

@@ -177,7 +177,7 @@ def test_text_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"add_bos_token": False}, "adds no token to a text, so that an empty source would have none; set add_bos"),
+        ({"add_bos_token": False}, "adds no token to a text, so an empty source would have none; set add_bos"),
         ({"bos_token": "<start>"}, "has no bos_token; name it in its tokenizer_config.json"),
     ],
 )

@@ -26,7 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs ``a`` and ``b`` with different weights, ``c`` with the weights of ``a`` and other settings, and a text."""
     folder = tmp_path_factory.mktemp("runs")
     data = corpus(folder / "data")
-    for name, own in (("a", ()), ("b", ("common.seed=2",)), ("c", ("generation.lenpen=3.0",))):
+    for name, own in (("a", ()), ("b", ("common.seed=2",)), ("c", ("generation.length_penalty=3.0",))):
         arguments = (*training_arguments(data, folder / name), *SMALL_TRANSFORMER, "optimization.lr=[1e-2]")
         outcome = command("train", *arguments, "optimization.max_update=30", *own)
         assert outcome.code == 0, outcome.err
@@ -56,7 +56,7 @@ def place(outcome: Result) -> tuple[int, int, int, str]:
 
 
 def test_equal_decodes_and_all_optimizations(runs: Path) -> None:
-    for arguments in ((), ("other.generation.lenpen=1.0",), (f"other={runs}/a", "generation.beam=3")):
+    for arguments in ((), ("other.generation.length_penalty=1.0",), (f"other={runs}/a", "generation.beam=3")):
         outcome = diff(runs, *arguments)
         assert outcome.code == 0, outcome.out
         assert "no difference in 4 lines" in outcome.out
@@ -64,7 +64,7 @@ def test_equal_decodes_and_all_optimizations(runs: Path) -> None:
 
 
 KEYS = [
-    (["other.generation.lenpen=2.0"], "generation.lenpen", "score of the finished hypothesis"),
+    (["other.generation.length_penalty=2.0"], "generation.length_penalty", "score of the finished hypothesis"),
     (["first.generation.beam=2", "generation.beam=3"], "generation.beam", "outcome"),
     (["other.generation.semantics=huggingface"], "generation.semantics", "token"),
     (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
@@ -108,7 +108,7 @@ def test_other_models(runs: Path) -> None:
     assert cause(outcome).startswith("the models; with all keys of the other decode")
     assert place(outcome)[:3] == (1, 0, 1)
     outcome = diff(runs, f"other={runs}/c")
-    assert cause(outcome) == "generation.lenpen"
+    assert cause(outcome) == "generation.length_penalty"
     assert "(1.0 | 3.0, taken from the model)" in outcome.out
     outcome = diff(runs, f"other=[{runs}/a,{runs}/b]")
     assert cause(outcome).startswith("the models")
@@ -126,17 +126,17 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     working = Member.reorder_beams
 
     def reorder(self: Member, parents: Tensor) -> None:
-        if self.state is None or self.state.beam_table is False:
+        if self.state is None or self.state.beam_indirection is False:
             working(self, parents)
 
     monkeypatch.setattr(Member, "reorder_beams", reorder)
     outcome = diff(runs)
-    assert cause(outcome) == "debug.beam_table"
+    assert cause(outcome) == "fast.beam_indirection"
     line, step, _, _ = place(outcome)
     assert (line, step) == (1, 2), "at step 1 all beams have the same parent"
     assert "so it has a bug" in outcome.out
-    assert cause(diff(runs, "other.debug.beam_table=off")) == "debug.beam_table"
-    assert cause(diff(runs, "first.debug.beam_table=on", "other.debug.use_cache=false")) == "debug.use_cache"
+    assert cause(diff(runs, "other.fast.beam_indirection=off")) == "fast.beam_indirection"
+    assert cause(diff(runs, "first.fast.beam_indirection=on", "other.fast.use_cache=false")) == "fast.use_cache"
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     working = seqgen.core.scoring.log_sum_exp
     monkeypatch.setattr(seqgen.core.scoring, "log_sum_exp", lambda *given: working(*given) + 0.01)
     outcome = diff(runs)
-    assert cause(outcome) == "debug.skip_log_softmax"
+    assert cause(outcome) == "fast.skip_log_softmax"
     assert place(outcome) == (1, 0, 1, "cumulative score")
     assert "difference between the scores at this rank: 0.01 nats" in outcome.out
     assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
@@ -162,21 +162,21 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "text").write_text("".join("the dog sees" + " a man" * n + "\n" for n in (3, 1, 2, 3, 2, 2)))
     lengths = (f"input={tmp_path}/text", "generation.max_len_a=1", "generation.max_len_b=1", "generation.batch_size=3")
     outcome = diff(runs, *lengths)
-    assert cause(outcome) == "debug.continuous_batching"
-    assert diff(runs, *lengths, "debug.continuous_batching=false").code == 0
+    assert cause(outcome) == "fast.continuous_batching"
+    assert diff(runs, *lengths, "fast.continuous_batching=false").code == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "path is missing: set path=RUN_FOLDER"),
-        (["runs/a", "input=y"], "runs/a is a run to compare with another, but input is a key of two decodes"),
+        (["runs/a", "input=y"], "runs/a is a run to compare with another, but input is for comparing two decodes"),
         (["path=x", "input=y", "json=-"], "json=- has no effect on two decodes"),
         (
             ["path=x", "input=y", "other.path=z"],
-            "only keys of these groups can be set for one decode: generation, debug",
+            "only keys of these groups can be set for one decode: generation, fast",
         ),
-        (["path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
+        (["path=x", "input=y", "other.generation.length_penlty=2"], "did you mean 'generation.length_penalty'"),
         (["path=x", "input=y", "generation.input_split=sentences"], "cannot be compared step by step"),
     ],
 )

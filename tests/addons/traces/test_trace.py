@@ -30,8 +30,8 @@ from tests.text_models import TEXTS, text_model
 LINES = [*TEXTS, "", *(f"w{i} w{(3 * i) % 19} w{i // 2}" for i in range(9))]
 SETTINGS: dict[str, dict[str, Any]] = {
     "beam": {"beam": 3},
-    "huggingface": {"semantics": "huggingface", "early_stopping": "never", "lenpen": 0.5, "min_len": 2},
-    "sampling": {"sampling": True, "beam": 3, "sampling_topk": 5},
+    "huggingface": {"semantics": "huggingface", "early_stopping": "never", "length_penalty": 0.5, "min_len": 2},
+    "sampling": {"sampling": True, "beam": 3, "top_k": 5},
     "beam_sampling": {"search": "beam_sampling", "beam": 3},
     "diverse": {"search": "diverse_beam", "search.groups": 2, "beam": 4},
     "rules": {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3, "suppress": ["w3"]},
@@ -111,7 +111,7 @@ def test_a_trace_changes_nothing(name: str, tmp_path: Path) -> None:
 )
 def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) -> None:
     models, path = translator(2), tmp_path / "t.jsonl.gz"
-    settings = {f"debug.{key}": value for key, value in switches.items()}
+    settings = {f"fast.{key}": value for key, value in switches.items()}
     settings |= {"combination": combination, "beam": 3, "nbest": 3}
     settings |= {"combination.weight": 1.0} if combination == "fusion" else {}
     plain = models.translate(LINES, **settings)
@@ -153,7 +153,7 @@ def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
 
 def test_each_beam_continues_a_candidate_of_its_own() -> None:
     """Two groups of beams may choose the same token after the same beam."""
-    assert next_ranks("CCCB", [0, 0, 0, 1], [5, 6, 5, 5], [0, 0, 0], [5, 5, 6]) == [0, 2, 1]
+    assert next_ranks("CCCB", [(0, 5), (0, 6), (0, 5), (1, 5)], [(0, 5), (0, 5), (0, 6)]) == [0, 2, 1]
 
 
 def test_lines_of_a_decode_that_begins_later(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_the_path_of_the_reference(tmp_path: Path) -> None:
     models, path, fates = translator(), tmp_path / "t.jsonl", set()
     lines = [line for line in LINES if line]
     for rank in (0, 2, 5, 9):
-        wide = models.translate(lines, beam=12, nbest=12, unnormalized=True)
+        wide = models.translate(lines, beam=12, nbest=12, normalize_scores=False)
         references = [item.hypotheses[min(rank, len(item.hypotheses) - 1)].text for item in wide]
         options = TraceConfig(reference_scores=rank > 2)
-        traced(models, path, lines, references, options, beam=2, nbest=2, unnormalized=True)
+        traced(models, path, lines, references, options, beam=2, nbest=2, normalize_scores=False)
         for sentence in Trace(path):
             reference, fate = sentence.reference, reference_path(sentence)
             assert reference is not None
@@ -291,15 +291,15 @@ DAMAGES: dict[str, Any] = {
     ),
     "its first line has no version": lambda r: [{k: v for k, v in r[0].items() if k != "version"}, *r[1:]],
     "a hypothesis has a wrong score": lambda r: [r[0], _with_output(r[1], score=-1e308), *r[2:]],
-    "a hypothesis has a wrong attention": (
+    "a hypothesis has wrong attention": (
         lambda r: [
             r[0],
             _with_output(r[1], attention=[[None] * len(r[1]["source_pieces"])] * len(r[1]["hypotheses"][0]["tokens"])),
             *r[2:],
         ]
     ),
-    "step 0 has a wrong members": lambda r: [r[0], _with_step(r[1], members=[[1.0]]), *r[2:]],
-    "it has sentence 0 again": lambda r: [*r[:2], r[1], *r[2:]],
+    "step 0 has wrong members": lambda r: [r[0], _with_step(r[1], members=[[1.0]]), *r[2:]],
+    "it repeats sentence 0": lambda r: [*r[:2], r[1], *r[2:]],
     "its pieces do not have token": lambda r: [r[0], {**r[1], "pieces": {}}, *r[2:]],
     "step 1 comes after the step that ended": lambda r: [r[0], _with_step(r[1], done=True), *r[2:]],
     "not a trace": lambda r: [{}, *r[1:]],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from seqgen.addons.tuning.trials import arguments_of
+from seqgen.addons.tuning.command import arguments_of
 from seqgen.core.errors import ConfigError
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import (
@@ -109,7 +109,7 @@ class TestTheBestSetting:
         assert found["trials"][0]["score"] == max(expected.values())
 
     def test_is_printed_as_keys_of_seqgen_generate(self, place: Path, tmp_path: Path) -> None:
-        outcome = tune(place, tmp_path / "out", "tune.generation.lenpen=0,2", "generation.min_len=2")
+        outcome = tune(place, tmp_path / "out", "tune.generation.length_penalty=0,2", "generation.min_len=2")
         found = result(outcome, tmp_path / "out")
         (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
         name, *words = line.split()
@@ -150,7 +150,7 @@ class TestTheBestSetting:
 
 
 def test_equal_settings_are_decoded_once(place: Path, tmp_path: Path, decodes: list[int]) -> None:
-    keys = ("tune.generation.lenpen=1,1.0,1e0,0.5", "tune.generation.unkpen=0,0.0")
+    keys = ("tune.generation.length_penalty=1,1.0,1e0,0.5", "tune.generation.unkpen=0,0.0")
     outcome = tune(place, tmp_path / "out", *keys)
     assert len(result(outcome, tmp_path / "out")["trials"]) == len(decodes) == 2
 
@@ -187,18 +187,24 @@ class TestRefused:
         ("arguments", "words"),
         [
             ((), ["nothing to tune"]),
-            (("tune.generation.lenpem=1",), ["lenpem", "did you mean 'generation.lenpen'"]),
-            (("tune.lenpen=0.6,1",), ["tune.lenpen: only", "did you mean 'tune.generation.lenpen'"]),
-            (("generation.lenpen=0.6,1",), ["a number; seqgen-tune tune.generation.lenpen=0.6,1 decodes with each"]),
-            (("tune.generation.lenpen=high",), ["'generation.lenpen=high' cannot be used", "a number"]),
+            (("tune.generation.length_penaltz=1",), ["length_penaltz", "did you mean 'generation.length_penalty'"]),
+            (
+                ("tune.length_penalty=0.6,1",),
+                ["tune.length_penalty: only", "did you mean 'tune.generation.length_penalty'"],
+            ),
+            (
+                ("generation.length_penalty=0.6,1",),
+                ["a number; seqgen-tune tune.generation.length_penalty=0.6,1 decodes with each"],
+            ),
+            (("tune.generation.length_penalty=high",), ["'generation.length_penalty=high' cannot be used", "a number"]),
             (("tune.generation.beam=0,1",), ["generation.beam=0", "minimum"]),
             (
                 ("tune.combination.weights=-1,-2",),
                 ["none of the settings can be decoded", "combination.weights=-2", "minimum"],
             ),
             (("tune.search.delta=1",), ["search.delta", "no effect"]),
-            (("tune.generation.lenpen=1", "tune.generation.lenpen=2"), ["given twice"]),
-            (("tune.generation.lenpen=1", "reference="), ["set both input=FILE and reference=FILE"]),
+            (("tune.generation.length_penalty=1", "tune.generation.length_penalty=2"), ["given twice"]),
+            (("tune.generation.length_penalty=1", "reference="), ["set both input=FILE and reference=FILE"]),
         ],
     )
     def test_keys(self, place: Path, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
@@ -206,7 +212,7 @@ class TestRefused:
 
     def test_files(self, place: Path, tmp_path: Path) -> None:
         (tmp_path / "short").write_text("a\n")
-        key = "tune.generation.lenpen=1"
+        key = "tune.generation.length_penalty=1"
         refused(tune(place, tmp_path / "out", key, f"reference={tmp_path}/short"), "12 lines", "has 1")
         (tmp_path / "empty").write_text("")
         refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "has 0 lines")

@@ -29,7 +29,7 @@ from tests.examples.objectives.teachers import teachers  # noqa: F401  # a fixtu
 
 
 def criterion_of(paths: list[str], beam: int, weight: float = 0.0, closest: bool = False) -> SequenceDistillation:
-    decode = GenerationConfig(beam=beam, mbr="chrf", max_len_a=0.0, max_len_b=1, min_len=1, unnormalized=True)
+    decode = GenerationConfig(beam=beam, mbr="chrf", max_len_a=0.0, max_len_b=1, min_len=1, normalize_scores=False)
     criterion = SequenceDistillation(SequenceDistillationConfig(decode, weight, paths, closest), TASK)
     criterion.teachers = [sharp(one) for one in criterion.teachers]
     return criterion

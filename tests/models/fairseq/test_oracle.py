@@ -36,6 +36,8 @@ pytestmark = [
     pytest.mark.skipif(not ORACLES.is_dir(), reason="the shared folder with fairseq's outputs is not here"),
 ]
 
+RENAMED = {"lenpen": "length_penalty", "sampling_topk": "top_k", "sampling_topp": "top_p"}
+
 SCORE, POSITIONAL, FORWARD = 1e-5, 5e-5, 1e-4
 # flags that g2 has no command-line options for: they turn fairseq's own search into plain Hamming diversity
 G2 = {"search": "diverse_beam", "components": {"search.groups": 3, "search.strength": 0.5}, "beam": 6}
@@ -52,12 +54,14 @@ def expected(setting: str) -> list[dict[str, Any]]:
 
 
 def generation_config(setting: str) -> GenerationConfig:
-    """The configuration of a setting: its keys have the same names in fairseq and here."""
+    """The configuration of a setting: most keys have the same names in fairseq and here."""
     theirs = RUNS[setting]["generation"]
     ours = {field.name for field in fields(GenerationConfig)} - {"constraints"}
+    values = {RENAMED.get(key, key): value for key, value in theirs.items()}
     if not theirs.get("sampling"):
-        ours -= {"sampling_topk", "sampling_topp"}  # -1 there says that there is no cut-off
-    cfg = GenerationConfig(**{key: value for key, value in theirs.items() if key in ours})
+        ours -= {"top_k", "top_p"}  # -1 there says that there is no cut-off
+    cfg = GenerationConfig(**{key: value for key, value in values.items() if key in ours})
+    cfg.normalize_scores = not theirs["unnormalized"]
     for key, value in (G2 if "g2_" in setting else {}).items():
         setattr(cfg, key, value)
     if theirs["diversity_rate"] > 0:

@@ -143,7 +143,7 @@ def test_what_is_refused(values: dict[str, Any], words: str, tmp_path: Path) -> 
         ({"max_length": 30}, {"max_len_a": -1.0, "max_len_b": 29}),
         ({"min_new_tokens": 4}, {"min_len": 4}),
         ({"min_length": 5}, {"min_len": 0, "min_total_len": 5}),
-        ({"do_sample": True, "top_k": 9}, {"sampling": True, "sampling_topk": 9}),
+        ({"do_sample": True, "top_k": 9}, {"sampling": True, "top_k": 9}),
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ def test_ids_in_and_ids_out(folder: Path, tmp_path: Path) -> None:
     assert whole == [row[1 : 1 + len(own)] for row, own in zip(wanted.tolist(), whole, strict=True)]
     assert got.text == " ".join(str(token) for token in got.hypotheses[0].tokens.tolist() if token != 1)
     (tmp_path / "allowed.ids").write_text("6 7\n8\n", encoding="utf-8")
-    (got,) = translator.translate(["4 5 9 1"], prefix_trie=str(tmp_path / "allowed.ids"), certificate=True, nbest=2)
+    (got,) = translator.translate(["4 5 9 1"], allowed_outputs=str(tmp_path / "allowed.ids"), certificate=True, nbest=2)
     assert sorted(item.text for item in got.hypotheses) == ["6 7", "8"]
     assert got.exact
     assert got.bound == -float("inf")
@@ -61,7 +61,7 @@ def test_a_word_that_is_no_id_is_refused(folder: Path, tmp_path: Path, word: str
         Translator(loaded).translate([f"4 {word} 5 1"])
     (tmp_path / "allowed.ids").write_text(f"6 7\n{word}\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"allowed\.ids, line 2: each word must be the id"):
-        Translator(loaded).translate(["4 1"], prefix_trie=str(tmp_path / "allowed.ids"))
+        Translator(loaded).translate(["4 1"], allowed_outputs=str(tmp_path / "allowed.ids"))
     with pytest.raises(ConfigError, match="must have ids from 0 to 39"):
         Translator(loaded).translate(["4 1"], bad_words=[f"ids:{word}"])
 
@@ -72,7 +72,7 @@ def test_end_of_sentence_in_a_target_is_refused(folder: Path, tmp_path: Path) ->
         loaded.task.encode_target("4 1 5")
     (tmp_path / "allowed.ids").write_text("6 7\n4 1 5\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 2 has end-of-sentence"):
-        Translator(loaded).translate(["4 1"], prefix_trie=str(tmp_path / "allowed.ids"))
+        Translator(loaded).translate(["4 1"], allowed_outputs=str(tmp_path / "allowed.ids"))
 
 
 def test_several_ends(folder: Path) -> None:

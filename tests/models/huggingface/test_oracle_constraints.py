@@ -30,9 +30,9 @@ sharp = functools.cache(sharp_model)
 OPTIONS = [
     ({}, {}),
     ({"early_stopping": True}, {"early_stopping": "true"}),
-    ({"early_stopping": "never", "length_penalty": 2.0}, {"early_stopping": "never", "lenpen": 2.0}),
-    ({"length_penalty": 0.0}, {"lenpen": 0.0}),
-    ({"length_penalty": -1.0, "early_stopping": "never"}, {"lenpen": -1.0, "early_stopping": "never"}),
+    ({"early_stopping": "never", "length_penalty": 2.0}, {"early_stopping": "never", "length_penalty": 2.0}),
+    ({"length_penalty": 0.0}, {"length_penalty": 0.0}),
+    ({"length_penalty": -1.0, "early_stopping": "never"}, {"length_penalty": -1.0, "early_stopping": "never"}),
     ({"min_new_tokens": 8, "early_stopping": True}, {"min_len": 8, "early_stopping": "true"}),
     ({"max_new_tokens": 7}, {"max_len": 7}),
 ]

@@ -27,7 +27,7 @@ from seqgen.decoding.processors.tokens import SequenceBias
 from seqgen.decoding.search.contrastive import ContrastiveSession
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.gpt2 import ARCHITECTURE
-from seqgen.models.huggingface.weights import fill
+from seqgen.models.huggingface.weights import load_weights
 from seqgen.models.transformer_lm import TransformerLanguageModel
 from tests.huggingface_decoding import Pair, assert_same, pairs
 from tests.huggingface_gpt2 import tiny_folder, tiny_model
@@ -72,7 +72,7 @@ def seqgen_model(seed: int) -> TransformerLanguageModel:
         sharp_model(seed).save_pretrained(folder)
         cfg = ARCHITECTURE.read_config(JSONConfig.read(folder / "config.json"))
         model = TransformerLanguageModel.build_model(cfg, Vocabularies())
-        fill(model, ARCHITECTURE.layout(cfg), folder, torch.device("cpu"))
+        load_weights(model, ARCHITECTURE.layout(cfg), folder, torch.device("cpu"))
     return model.eval()
 
 
@@ -122,7 +122,7 @@ KEYS: dict[str, Keys] = {
     "greedy": ({}, {}),
     "beam": ({"beam": 4}, {"num_beams": 4}),
     "early stopping": ({"beam": 3, "early_stopping": "true"}, {"num_beams": 3, "early_stopping": True}),
-    "length penalty": ({"beam": 3, "lenpen": 2.0}, {"num_beams": 3, "length_penalty": 2.0}),
+    "length penalty": ({"beam": 3, "length_penalty": 2.0}, {"num_beams": 3, "length_penalty": 2.0}),
     "min_new_tokens": ({"min_len": 5}, {"min_new_tokens": 5}),
     "min_new_tokens in beams": ({"beam": 3, "min_len": 9}, {"num_beams": 3, "min_new_tokens": 9}),
     "groups": (
@@ -210,10 +210,10 @@ def test_sequences_that_begin_in_the_prompt() -> None:
 
 WARPERS: dict[str, Keys] = {
     "temperature": ({"temperature": 0.6}, {"temperature": 0.6, "top_k": 0}),
-    "top_k": ({"sampling_topk": 5}, {"top_k": 5}),
-    "top_p": ({"sampling_topp": 0.7, "temperature": 1.4}, {"top_p": 0.7, "temperature": 1.4, "top_k": 0}),
+    "top_k": ({"top_k": 5}, {"top_k": 5}),
+    "top_p": ({"top_p": 0.7, "temperature": 1.4}, {"top_p": 0.7, "temperature": 1.4, "top_k": 0}),
     "typical_p": ({"typical_p": 0.6}, {"typical_p": 0.6, "top_k": 0}),
-    "penalty": ({"repetition_penalty": 1.6, "sampling_topk": 6}, {"repetition_penalty": 1.6, "top_k": 6}),
+    "penalty": ({"repetition_penalty": 1.6, "top_k": 6}, {"repetition_penalty": 1.6, "top_k": 6}),
 }
 
 

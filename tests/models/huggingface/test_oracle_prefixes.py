@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.decoding.prefix_trie import PrefixTrie
-from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint
+from seqgen.addons.catalogue.constraint import TrieConstraint
+from seqgen.addons.catalogue.prefix_trie import PrefixTrie
+from seqgen.decoding.processors.tokens import PrefixConstraint
 from tests.huggingface_decoding import EOS, WORDS, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.addons.jobs.soak.kills import Soak
 
-ENGINES = {"local": ("generation.workers=2",), "ray": ("engine=ray", "ray.actors_per_node=2")}
+ENGINES = {"local": ("job.workers=2",), "ray": ("engine=ray", "ray.actors_per_node=2")}
 
 
 def main(arguments: list[str]) -> None:

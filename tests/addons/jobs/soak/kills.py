@@ -51,7 +51,7 @@ class Soak:
     lines: int
     seed: int = 0
     window: float = 12.0
-    engine: Sequence[str] = ("generation.workers=2",)
+    engine: Sequence[str] = ("job.workers=2",)
     kills: Counter[str] = field(default_factory=Counter)
     outcomes: int = 0
 
@@ -92,7 +92,7 @@ class Soak:
         process = generate(
             *self.common,
             f"output={self.output}",
-            f"generation.part_lines={part_lines}",
+            f"job.part_lines={part_lines}",
             f"generation.buffer_size={max(1, part_lines // 6)}",
             *self.engine,
         )

@@ -1,0 +1,1 @@
+"""Paragraphs: lines are split into sentences, which are decoded like separate lines; docs/paragraphs.md."""

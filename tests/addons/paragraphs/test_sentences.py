@@ -1,0 +1,316 @@
+"""Lines that are split into sentences, decoded, and joined as they were."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sentencex
+import torch
+from hypothesis import example, given, settings, strategies as st
+
+from seqgen.addons.paragraphs.stage import LANGUAGES, WINDOW, ParagraphStage, SplitText, split_text
+from seqgen.config import GenerationConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Hypothesis
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.text.input_line import InputEncoder, InputLine
+from seqgen.text.results import Details, TextHypothesis, Translation
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
+from tests.language_models import language_model
+from tests.text_models import task_of, text_model
+
+SPLIT: dict[str, Any] = {"input_split": "sentences", "input_split_lang": "en"}
+SAMPLES = {
+    "am": "ሰላም። እንዴት ነህ።", "ar": "كيف حالك؟ أنا بخير.", "bg": "Здравей. Как си?", "bn": "এটি একটি বাক্য। এটি আরেকটি।",
+    "ca": "Hola. Com estàs?", "da": "Hej. Hvordan går det?", "de": "Das ist z. B. gut. Ja!", "el": "Πώς είσαι; Καλά.",
+    "en": "Mr. Smith is here. Good!", "es": "Hola. ¿Cómo estás?", "fi": "Hei. Mitä kuuluu?", "fr": "Bonjour. Ça va ?",
+    "gu": "આ એક વાક્ય છે. આ બીજું છે.", "hi": "यह एक वाक्य है। यह दूसरा है।", "hy": "Բարեւ։ Ինչպես ես։",
+    "it": "Ciao. Come stai?",
+    "ja": "こんにちは。元気です。", "kk": "Сәлем. Қалайсың?", "kn": "ಇದು ವಾಕ್ಯ. ಇದು ಇನ್ನೊಂದು.",
+    "ml": "ഇതൊരു വാക്യമാണ്. ഇത് മറ്റൊന്ന്.",
+    "mr": "हे वाक्य आहे. हे दुसरे आहे.", "my": "မင်္ဂလာပါ။ နေကောင်းလား။", "nl": "Hallo. Hoe gaat het?",
+    "pa": "ਇਹ ਵਾਕ ਹੈ। ਇਹ ਦੂਜਾ ਹੈ।", "pl": "Dzień dobry. Jak się masz?", "pt": "Olá. Como vai?", "ru": "Привет. Как дела?",
+    "sk": "Ahoj. Ako sa máš?", "ta": "இது வாக்கியம். இது வேறு.", "te": "ఇది వాక్యం. ఇది మరొకటి.", "uk": "Привіт. Як справи?",
+    "zh": "你好。我很好。",
+}  # fmt: skip
+"""Two sentences in each language."""
+
+HOSTILE = st.lists(
+    st.one_of(
+        st.sampled_from([
+            *(". ", "! ", "? ", ".", "...", "。", "！", "? \t", "\n", "\r\n", "\n\n", "\u00a0", "\u2028", "\x85"),
+            *("\u200b", "\ufeff", "3. ", "U.S. ", "Word ", "   "),
+            *("Mr. ", "z. B. ", "(a. B. c) ", '"Yes. No." ', "😀", "👩‍👩‍👧", "e\u0301", "你好"),
+        ]),
+        st.text(max_size=8),
+    ),
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+@given(HOSTILE, st.sampled_from(sorted(LANGUAGES)))
+@settings(max_examples=300, deadline=None)
+@example("", "en")
+@example("   \t ", "en")
+@example("A.\r\nB. \n\n\n C", "en")
+@example("\n" * 1000, "en")
+def test_sentences_joined_with_their_white_space_are_the_text(text: str, language: str) -> None:
+    split = split_text(text, language)
+    assert split.joined(split.sentences) == text
+    assert all(sentence == sentence.strip() != "" for sentence in split.sentences)
+    assert all(not space.strip() for space in split.spaces)
+    assert not any("\n" in sentence for sentence in split.sentences)
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "\n", ".", "Mr. ", "Hi. ", "😀. ", '"', "(", "\u00a0.", "A b. \r\n", "。"], ids=ascii
+)
+def test_a_hundred_thousand_characters(unit: str) -> None:
+    text = (unit * 100_000)[:100_000]
+    split = split_text(text, "en")
+    assert split.joined(split.sentences) == text
+
+
+@pytest.mark.parametrize("language", sorted(LANGUAGES))
+def test_every_language_has_rules(language: str) -> None:
+    assert len(split_text(SAMPLES[language], language).sentences) == 2
+
+
+class PanicException(BaseException):
+    """Like that of a library in Rust."""
+
+
+def panic(language: str, text: str) -> list[str]:
+    raise PanicException("index 2 is not a char boundary")
+
+
+@pytest.mark.parametrize("segment", [panic, lambda language, text: text.split()], ids=["panic", "text is dropped"])
+def test_a_text_for_which_the_package_fails_is_not_split(
+    segment: Callable[[str, str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentencex.segment", segment)
+    why = "the rules for the language 'en' failed, so a part of the text is not split"
+    assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "], (why,))
+    for text in ("A b. C d.", "A b. C d.\nE f."):
+        (found,) = echoed([text])
+        assert (found.text, found.notes[0]) == (text.replace("\n", " "), why)
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\u2028", "\u2003\u202f"], ids=ascii)
+def test_white_space_before_a_full_stop(space: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """At which sentencex panics, after a capital letter or white space."""
+    for text, number in ((f"D{space}. Bx.", 1), (f"w1 {space}. Bx.", 2), (f"W2 w3. D{space}. Bx", 2)):
+        split = split_text(text, "en")
+        assert split.joined(split.sentences) == text
+        assert (len(split.sentences), split.notes) == (number, ())
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("language", ["de", "en", "zh"])
+def test_long_lines_have_the_sentences_of_short_ones(language: str) -> None:
+    text = (SAMPLES[language] + " ") * (3 * WINDOW // len(SAMPLES[language]))
+    split, once = split_text(text, language), split_text(SAMPLES[language] + " ", language)
+    assert split.sentences == once.sentences * (len(split.sentences) // 2)
+    assert split.joined(split.sentences) == text
+    assert not split.notes
+
+
+@pytest.mark.parametrize(
+    ("unit", "lengths"),
+    [
+        ("word ", [WINDOW - WINDOW % 5 - 1, WINDOW - WINDOW % 5 - 1]),
+        ("w", [WINDOW, WINDOW]),
+        (" " + "w" * (WINDOW - 1), [WINDOW - 1, WINDOW - 1]),
+    ],
+    ids=["words", "a word", "long words"],
+)
+def test_a_sentence_of_more_than_a_window_is_decoded_in_parts(unit: str, lengths: list[int]) -> None:
+    text = (unit * 3 * WINDOW)[: 5 * WINDOW // 2]
+    split = split_text(text, "en")
+    assert split.joined(split.sentences) == text
+    assert [len(sentence) for sentence in split.sentences[:-1]] == lengths
+    assert split.notes == (f"a sentence of more than {WINDOW} characters is decoded in parts",)
+
+
+def test_time_is_in_proportion_to_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since the package takes quadratic time, it gets a part of the line at a time."""
+    sizes, segment = list[int](), sentencex.segment
+
+    def measured(language: str, text: str) -> list[str]:
+        sizes.append(len(text))
+        return list(segment(language, text))
+
+    monkeypatch.setattr("sentencex.segment", measured)
+    split_text("«A. " * (3 * WINDOW), "en")
+    assert max(sizes) <= WINDOW
+    assert len(sizes) <= 14
+
+
+def test_rules_of_a_language() -> None:
+    assert split_text("Am 3. Mai kam er. Ja!", "de").sentences == ["Am 3. Mai kam er.", "Ja!"]
+    assert split_text("Dr. Smith is here.  OK? ", "en").spaces == ["", "  ", " "]
+
+
+def test_sentences_without_white_space_get_a_space_in_another_script() -> None:
+    split = split_text("你好。我很好。", "zh")
+    assert split.joined(["Hello.", "I am fine."]) == "Hello. I am fine."
+    assert split.joined(["こんにちは。", "元気です。"]) == "こんにちは。元気です。"
+    assert split.joined(["", "I am fine."]) == "I am fine."
+
+
+def echoed(texts: list[str], start: int = 0) -> Iterator[Translation]:
+    """The translations of a decode that gives each sentence back."""
+    stage = reader()
+    encoder = InputEncoder([text_model()], stage.cfg, lambda lengths: lengths + 9)
+    for number, text in enumerate(texts, start):
+        parts, join = stage.split(encoder.read(number, text))
+        yield join([echo(encoder.encode(part)) for part in parts])
+
+
+def echo(line: InputLine) -> Translation:
+    item = TextHypothesis(line.text, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6])))
+    return line.translation([item] if line.sources else [])
+
+
+def reader(**values: Any) -> ParagraphStage:
+    return ParagraphStage(GenerationConfig(**{**SPLIT, **values}), [text_model()])
+
+
+@given(st.lists(HOSTILE, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_there_is_one_output_for_each_line(texts: list[str]) -> None:
+    found = list(echoed(texts, start=7))
+    assert [translation.id for translation in found] == list(range(7, 7 + len(texts)))
+    for text, translation in zip(texts, found, strict=True):
+        assert translation.source == text
+        assert [item.text for item in translation.hypotheses] == ([text] if text.strip() else [])
+        assert bool(translation.notes) >= (not text.strip())
+
+
+TEXT = "w1 w5 w8.  w2 w3!\tw4 w4 w6."
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator(text_model(), beam=3, max_len_b=6)
+
+
+def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> None:
+    texts = [TEXT.replace("w1", "W1"), "", "  W3 w3. W7 w9? ", "W2"]
+    sentences = [["W1 w5 w8.", "w2 w3!\tw4 w4 w6."], [], ["W3 w3.", "W7 w9?"], ["W2"]]
+    texts[0] = "W1 w5 w8.  W2 w3! \tW4 w4 w6."
+    sentences[0] = ["W1 w5 w8.", "W2 w3!", "W4 w4 w6."]
+    found = translator.translate(texts, **SPLIT)
+    alone = [[line.text for line in translator.translate(each)] for each in sentences]
+    one, two, three = alone[0]
+    assert [line.text for line in found] == [
+        f"{one}  {two} \t{three}",
+        "",
+        f"  {alone[2][0]} {alone[2][1]} ",
+        alone[3][0],
+    ]
+    assert [len(line.sentences) for line in found] == [3, 0, 2, 0], (
+        "a line of one sentence is like one that is not split"
+    )
+    assert [line.id for line in found] == [0, 1, 2, 3]
+    assert [line.source for line in found] == texts
+    first, parts = found[0], found[0].sentences
+    assert [part.source for part in parts] == sentences[0]
+    assert torch.equal(first.hypotheses[0].tokens, torch.cat([part.hypotheses[0].tokens for part in parts]))
+    top = translator.translate(texts, **SPLIT, top_tokens=2)[0]
+    for name in ("top_tokens", "top_scores"):
+        parts_of_top = [getattr(part.hypotheses[0].hypothesis, name) for part in top.sentences]
+        assert torch.equal(getattr(top.hypotheses[0].hypothesis, name), torch.cat(parts_of_top))
+    sums = sum(float(part.hypotheses[0].positional_scores.sum()) for part in parts)
+    assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
+    assert found[1].notes == ["the line is empty, and so is its output"]
+    assert (
+        first.notes[0]
+        == "sentence 1: the model reads an unknown token in place of text that is not in its vocabulary: W1 w8."
+    )
+    whole = translator.translate(texts[:1], **SPLIT, normalize_scores=False)[0]
+    assert whole.score == pytest.approx(float(whole.hypotheses[0].positional_scores.sum()))
+
+
+def test_the_prefix_is_that_of_the_first_sentence(translator: Translator) -> None:
+    (found,) = translator.translate(["W1 w5. W2 w3."], prefixes=["w4 w7"], **SPLIT)
+    assert found.text.startswith("w4 w7")
+    assert found.prefix == "w4 w7"
+    assert not found.sentences[1].prefix
+
+
+def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> None:
+    texts = ["W1 w5. W2 w3.", "W3 w4 w5. W6. W7 w8.", "W1 w5. W2 w3."]
+    sampling = {**SPLIT, "sampling": True, "beam": 1, "max_len_b": 12}
+    together = [line.text for line in translator.translate(texts, **sampling)]
+    decoding = translator.prepare(**sampling)
+    assert [line.text for line in decoding.translate(texts[1:], first_number=1)] == together[1:]
+    assert together[0] != together[2], "another line has other random numbers"
+    first, second = translator.translate(["W6. W1 w5 w8 w2.", "W1 w5 w8 w2. W6."], **sampling)
+    assert first.sentences[1].text != second.sentences[0].text, "so has another sentence"
+
+
+def test_progress_counts_lines(translator: Translator) -> None:
+    decoding, calls = translator.prepare(**SPLIT), list[None]()
+    texts = ["W1 w5. W2 w3. W4.", "W3.", "W5. W6."]
+    list(decoding.translate(texts, on_line=lambda: calls.append(None)))
+    assert len(calls) == 3
+
+
+def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(lines: list[InputLine], on_line: object) -> Iterator[Translation]:
+        yield from list(map(echo, lines))[:4]
+        raise MemoryError
+
+    decoding = translator.prepare(**SPLIT)
+    monkeypatch.setattr(decoding, "_translate_buffer", decode)
+    lines = decoding.translate(["One is. Two is. Three is."] * 3)
+    assert next(lines).text == "One is. Two is. Three is."
+    with pytest.raises(MemoryError):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"input_split_lang": ""}, "needs the language of the source; set generation.input_split_lang, one of am, "),
+        ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; set generation.input_split_lang, one of"),
+        ({"nbest": 2}, "gives one output of the whole line"),
+        ({"constraints": "ordered"}, "generation.constraints"),
+        ({"certificate": True}, "generation.certificate"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(translator: Translator, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        translator.translate([TEXT], **{**SPLIT, **values})
+    assert words in str(refused.value)
+
+
+def test_sources_and_streams_of_whole_lines_are_refused(translator: Translator) -> None:
+    with pytest.raises(ConfigError, match="cannot be streamed"):
+        translator.prepare(Details(), TextStreamer(), **SPLIT)
+    with pytest.raises(ConfigError, match="continues the line"):
+        Translator(language_model()).translate([TEXT], **SPLIT)
+
+
+@pytest.mark.parametrize(("code", "short"), [("en_XX", "en"), ("deu_Latn", "de"), ("PT-br", "pt"), ("zho_Hans", "zh")])
+def test_codes_of_models(code: str, short: str) -> None:
+    assert reader(input_split_lang=code).language("") == short
+
+
+def test_the_language_of_a_task_is_the_default() -> None:
+    task = task_of(WhitespaceTokenizer(text_model().task.source_dictionary))
+    task.cfg = type("Config", (), {"source_lang": "de"})()
+    (found,) = Translator(text_model(task=task)).translate(["W1 z. B. w2. W3 w4."], input_split="sentences")
+    assert [part.source for part in found.sentences] == ["W1 z. B. w2.", "W3 w4."]
+
+
+def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ConfigError) as refused:
+        Translator(text_model()).translate([TEXT], **SPLIT)
+    assert str(refused.value) == "generation.input_split=sentences needs a package: pip install sentencex"
