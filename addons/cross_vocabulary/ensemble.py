@@ -9,13 +9,17 @@ from typing import Any
 
 from seqgen.addons.cross_vocabulary.session import AgreementSearch
 from seqgen.addons.cross_vocabulary.vocabulary_trie import MemberTexts
-from seqgen.config import ACROSS_VOCABULARIES, GenerationConfig, ResolvedSettings, keys_tagged
-from seqgen.config.compose import component_config
-from seqgen.config.settings import Settings
-from seqgen.config.values import DEFAULTS, non_default_values
+from seqgen.config import (
+    ACROSS_VOCABULARIES,
+    DEFAULTS,
+    GenerationConfig,
+    ResolvedSettings,
+    Settings,
+    keys_tagged,
+    non_default_values,
+)
 from seqgen.decoding.resolution import resolve
-from seqgen.extend import ConfigError, Resources, TextModel
-from seqgen.registry import COMBINATIONS
+from seqgen.extend import DECODING_COMPONENTS, ConfigError, Resources, TextModel, component_config
 from seqgen.text.languages import note_if_language_unset
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
@@ -109,7 +113,7 @@ def _check(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
         refused["generation.semantics"] = cfg.semantics
     for key, value in refused.items():
         raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    if 0 in component_config(COMBINATIONS, "log", cfg).weights:
+    if 0 in component_config(DECODING_COMPONENTS["combination"][0], "log", cfg).weights:
         raise ConfigError(
             "a member with the weight 0 would still restrict the text on which members with different target "
             "vocabularies agree; remove its model from path"

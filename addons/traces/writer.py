@@ -31,8 +31,8 @@ from seqgen.extend import (
     disk_errors,
     encode_target,
     has_steps,
+    share_vocabulary,
 )
-from seqgen.text.vocabularies import share_vocabulary
 
 _TOGETHER = 32
 """Lines whose references are scored together."""

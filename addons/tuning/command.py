@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqgen.config import ResolvedSettings, did_you_mean, known_keys, sweep_values
-from seqgen.config.compose import MAX_VALUES
 from seqgen.extend import (
     DECODING_COMPONENTS,
     Arguments,
@@ -37,6 +36,9 @@ KEY=VALUE sets any other key for all decodes. VALUES is A,B,C or FIRST:LAST:STEP
 PREFIX = "tune"
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
+
+MAX_LISTS = 10_000
+"""Maximum number of lists that ``simplex:N`` stands for."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ def _simplex(key: str, text: str, size: int) -> list[str]:
     """All lists of multiples of 1/N that sum to 1; ``simplex:2`` of two elements: [0,1], [0.5,0.5], [1,0]."""
     found = re.fullmatch(r"simplex:([1-9]\d{0,3})", text)
     steps = int(found[1]) if found else 0
-    if not steps or math.comb(steps + size - 1, size - 1) > MAX_VALUES:
+    if not steps or math.comb(steps + size - 1, size - 1) > MAX_LISTS:
         raise ConfigError(
             f"tune.{key}={text}: give simplex:N, for the lists of multiples of 1/N that sum to 1, with an N above 0 "
-            f"and at most {MAX_VALUES} lists"
+            f"and at most {MAX_LISTS} lists"
         )
     shares = itertools.product(range(steps + 1), repeat=size - 1)
     lists = [(*each, steps - sum(each)) for each in shares if sum(each) <= steps]

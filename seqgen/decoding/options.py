@@ -31,7 +31,7 @@ from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.building import Resources, build, changed, naming
+from seqgen.decoding.building import Resources, build_component, changed, naming
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember
@@ -117,7 +117,7 @@ def build_setup(
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
     fast = fast or FastConfig()
-    named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
+    named = [build_component(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
@@ -197,7 +197,7 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
     registered = []
     for name in cfg.processors:
         with naming(f"processor.{name}"):
-            registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
+            registered.append(build_component(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
     words = resources.dictionary
     processors = rules.order(make(*usual), registered, None if words.pad() == words.eos() else words.pad())
     if not cfg.is_stochastic:
@@ -293,7 +293,7 @@ def search_from_config(cfg: GenerationConfig, name: str, resources: Resources) -
     Raises:
         ConfigError: it is not registered.
     """
-    search = build(SEARCHES, name, Search, cfg, resources)
+    search = build_component(SEARCHES, name, Search, cfg, resources)
     if cfg.uses_seed and isinstance(search, RandomSearch):
         search.seed = cfg.seed
     elif name == "constrained" and isinstance(search, ConstrainedSearch):
@@ -314,7 +314,7 @@ def combination_from_config(
     Raises:
         ConfigError: it is not registered.
     """
-    return given or build(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
+    return given or build_component(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
 
 
 def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:
