@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from seqgen.cli.referenced_text import ReferencedText, ReferencedTextConfig, read_referenced_text
     from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
     from seqgen.config.added_options import register_options
-    from seqgen.config.compose import component_config, compose
+    from seqgen.config.compose import component_config, compose_given
     from seqgen.config.values import split_argument, to_dict
     from seqgen.core.backpointers import BackPointers
     from seqgen.core.beam_search import BeamSearch, Greedy
@@ -219,9 +219,10 @@ __all__ += ["build_on_meta", "build_with_weights", "flatten", "fuse_projections"
 __all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader", "run_folder"]
 __all__ += ["split_path", "stacked_pieces"]
 # Commands
-__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output", "check_plain_text"]
-__all__ += ["clock", "compose", "duration", "import_plugins", "log", "read_referenced_text", "register_model_format"]
-__all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
+__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output"]
+__all__ += ["check_plain_text", "clock", "compose_given", "duration", "import_plugins", "log"]
+__all__ += ["read_referenced_text", "register_model_format", "run", "set_up_device", "split_argument", "to_dict"]
+__all__ += ["write_report"]
 # Files and processes
 __all__ += ["STOPPING", "NotedSignals", "available_cores", "digest", "disk_errors", "end_with", "fingerprint"]
 __all__ += ["is_stored", "library_errors", "new_file", "new_folder", "open_own", "open_regular", "out_of_memory"]

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from seqgen.config import ResolvedSettings, did_you_mean, given_settings, known_keys, sweep_values
+from seqgen.config import ResolvedSettings, did_you_mean, known_keys, sweep_values
 from seqgen.extend import (
     DECODING_COMPONENTS,
     Arguments,
@@ -17,7 +17,7 @@ from seqgen.extend import (
     ReferencedTextConfig,
     Texts,
     TextScore,
-    compose,
+    compose_given,
     corpus_scores,
     log,
     nearest,
@@ -69,18 +69,16 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
     models = sum(len(split_path(path)) for path in cfg.path)
     space = [arguments_of(*pair, models) for pair in pairs]
     # wrong types and ranges are refused before models are loaded
-    values = {
-        each: given_settings(compose(ReferencedTextConfig, [*shared, each]), [each]) for each in itertools.chain(*space)
-    }
+    values = {each: compose_given(ReferencedTextConfig, [*shared, each])[1] for each in itertools.chain(*space)}
     text = read_referenced_text(cfg)
     # the last one is the setting to compare the others with
     settings: list[tuple[str, ...]] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
-    translator = text.translator(dtype=cfg.generation.dtype)
-    given = given_settings(cfg, shared)
+    translator = text.translator({"generation.dtype": cfg.generation.dtype})
     trials, refusal = dict[ResolvedSettings, Trial](), ""
     for setting in settings:
-        keys = given | {key: value for each in setting for key, value in values[each].items()}
+        tuned = [split_argument(each)[0] for each in setting]
+        keys = arguments.given | {key: values[each][key] for key, each in zip(tuned, setting, strict=True)}
         try:
             resolved = translator.resolve(keys)
             if resolved in trials:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         TraceConfig)
     from seqgen.config.generation import SINGLE_COMPONENTS, FastConfig, GenerationConfig, keys_tagged
     from seqgen.config.keys import did_you_mean, known_keys
-    from seqgen.config.options import (ACROSS_VOCABULARIES, CALL, CONSTRAINED, CONSTRAINS, DEFAULT_COMBINATION as
-        DEFAULT_COMBINATION, FILES, INPUT, KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS, NOT_IN_TRAINING,
-        SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key, like, option)
-    from seqgen.config.settings import ResolvedSettings, Settings, given_settings
+    from seqgen.config.options import (ACROSS_VOCABULARIES, CALL, CONSTRAINED, CONSTRAINS,
+        DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT, KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS,
+        NOT_IN_TRAINING, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key, like, option)
+    from seqgen.config.settings import ResolvedSettings, Settings
     from seqgen.config.training import (DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE, BaseConfig, CheckpointConfig,
         DatasetConfig, DistributedConfig, OptimizationConfig, TrainConfig)
     from seqgen.config.values import (DEFAULTS, LARGEST_FLOAT, from_dict, non_default_values, split_argument,
@@ -42,6 +42,6 @@ __all__ += ["option"]
 __all__ += ["DEFAULTS", "LARGEST_FLOAT", "from_dict", "non_default_values", "split_argument", "sweep_values"]
 __all__ += ["text_list", "text_values", "to_dict", "value_text"]
 # Settings of a decode
-__all__ += ["ResolvedSettings", "Settings", "given_settings"]
+__all__ += ["ResolvedSettings", "Settings"]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -142,7 +142,7 @@ def stopping_from_config(
         found.append(StopStrings(cfg.stop_strings, *of_text))
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
-    resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode)
+    resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode, settings=cfg)
     return found + [build_component(STOPPING_RULES, name, StoppingRule, cfg, resources) for name in cfg.stopping_rules]
 
 

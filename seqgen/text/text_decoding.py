@@ -96,6 +96,7 @@ class TextDecoding:
             models=self.members,
             observers=setup.observers,
             ensemble=settings.ensemble,
+            settings=cfg,
         )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
