@@ -137,7 +137,7 @@ def part_of(name: str) -> str:
 
 def test_declarations_of_keys_import_nothing_else() -> None:
     files = dict(modules())
-    for name in DECLARATIONS:
+    for name in DECLARATIONS.keys() & files.keys():  # without those of add-ons that are not installed
         assert imports(files[name]) <= {"config", "config.options"}, name
 
 
@@ -215,7 +215,7 @@ def test_addons_import_what_is_public_with_few_exceptions() -> None:
                 for module in imported
                 if module.split(".")[0] == "seqgen" and module not in PUBLIC and not f"{module}.".startswith(f"{own}.")
             ]
-    assert sorted(found) == sorted(PRIVATE)
+    assert sorted(found) == sorted(pair for pair in PRIVATE if (ROOT / "addons" / pair[0]).exists())
     assert len(found) <= 30
     assert not any(module.startswith("seqgen.addons") for _, module in found)
 
