@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.loaders import LARGEST
-from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict
 from seqgen.core.errors import CheckpointError, ConfigError, shown
@@ -87,7 +87,7 @@ def read_generation(
     reader.note_differences()
     try:
         # only to check that all values are in their ranges
-        cfg = from_dict(TrainConfig, {"generation": values}, str(config.path)).generation
+        cfg = from_dict(GenerationConfig, values, str(config.path), "generation.")
         if cfg.search:
             component_config(SEARCHES, cfg.search, cfg)
     except ConfigError as error:

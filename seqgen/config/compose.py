@@ -26,11 +26,10 @@ from seqgen.config.values import (
     DEFAULTS,
     check_value,
     describe,
-    from_dict,
     is_text,
     parse_value,
     split_argument,
-    to_dict,
+    typed_values,
 )
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
@@ -264,9 +263,8 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
     Raises:
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
-    config = registry.config(name)
-    values = {**to_dict(config), **generation.component_values(registry.group, name)}
-    return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
+    config, values = registry.config(name), generation.component_values(registry.group, name)
+    return dataclasses.replace(config, **typed_values(type(config), values, f"the keys of {registry.kind} {name}"))
 
 
 def check_component_keys(generation: GenerationConfig, replaced: Collection[str] = ()) -> None:

@@ -58,7 +58,22 @@ class Layer:
         return self.name, _comparable(self.values)
 
 
-class Settings:
+class _Compared:
+    """Compared and hashed by ``comparable``, in which objects stand for themselves."""
+
+    @cached_property
+    def comparable(self) -> tuple[Any, ...]:
+        """Equal for equal objects; it can be hashed."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.comparable == other.comparable
+
+    def __hash__(self) -> int:
+        return hash(self.comparable)
+
+
+class Settings(_Compared):
     """An immutable stack of layers, in which a layer overrides those below it.
 
     A key is ``generation.beam``, ``search.groups`` (of a component) or ``fast.use_cache``. Whoever gives settings may
@@ -115,15 +130,9 @@ class Settings:
         return {key.removeprefix("fast."): value for key, value in self.values.items() if key.startswith("fast.")}
 
     @cached_property
-    def _comparable(self) -> tuple[Any, ...]:
+    def comparable(self) -> tuple[Any, ...]:
+        """See the base class; settings are equal if they have the same layers."""
         return tuple(layer.comparable for layer in self.layers)
-
-    def __eq__(self, other: object) -> bool:
-        """Settings are equal if they have the same layers; objects among the values are compared by identity."""
-        return isinstance(other, Settings) and self._comparable == other._comparable
-
-    def __hash__(self) -> int:
-        return hash(self._comparable)
 
 
 class ResolvedConfig(GenerationConfig):
@@ -136,7 +145,7 @@ class ResolvedConfig(GenerationConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class ResolvedSettings:
+class ResolvedSettings(_Compared):
     """The settings of a decode, checked; two are equal if all keys have the same values and objects.
 
     Attributes:
@@ -162,14 +171,9 @@ class ResolvedSettings:
         }
 
     @cached_property
-    def _comparable(self) -> tuple[Any, ...]:
+    def comparable(self) -> tuple[Any, ...]:
+        """See the base class."""
         return _comparable(self.values), _comparable(self.objects)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ResolvedSettings) and self._comparable == other._comparable
-
-    def __hash__(self) -> int:
-        return hash(self._comparable)
 
     @property
     def ensemble(self) -> dict[str, Any]:
