@@ -28,7 +28,6 @@ from seqgen.cli.line_decoding import (
 from seqgen.cli.output import check_output, format_scores, open_output
 from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
-from seqgen.config.settings import given_settings
 from seqgen.config.values import changed, split_argument
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
@@ -51,11 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
         overrides = arguments.overrides
-        given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
             jobs = import_tool("a job (engine=ray, job.*)")
-            return int(jobs.run_job(cfg, given, overrides))
-        generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
+            return int(jobs.run_job(cfg, arguments.given, overrides))
+        generate(cfg, arguments.given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)

@@ -19,7 +19,7 @@ from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import FILES
-from seqgen.config.settings import Settings
+from seqgen.config.settings import USER, Layer, Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.table import is_table
@@ -151,7 +151,7 @@ def prepare_decoding(
     """
     loaded = load_with_notes(cfg, device, note)
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task), **given)
+        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task).plus(Layer(USER, given)))
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
     splitter = decoding.stages.splitter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from seqgen.config import (
     like,
     option,
 )
-from seqgen.config.settings import Settings
+from seqgen.config.settings import USER, Layer, Settings
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.metrics import METRICS
 from seqgen.text.translator import Translator
@@ -81,13 +82,13 @@ class ReferencedText:
     models: list[LoadedModel]
     settings: Settings
 
-    def translator(self, **given: Any) -> Translator:
+    def translator(self, given: Mapping[str, Any]) -> Translator:
         """Decode with the models.
 
         Args:
-            given: settings, as ``Translator`` takes them.
+            given: the settings that the user gave on the command line, by whole key.
         """
-        return Translator(self.models, settings=self.settings, **given)
+        return Translator(self.models, settings=self.settings.plus(Layer(USER, given)))
 
 
 def read_referenced_text(cfg: ReferencedTextConfig) -> ReferencedText:

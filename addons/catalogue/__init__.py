@@ -1,1 +1,1 @@
-"""Allowed outputs, shortlists of tokens, and certificates of exact search; docs/retrieval.md"""
+"""Allowed outputs, shortlists of tokens, and certificates of exact search; docs/retrieval.md."""

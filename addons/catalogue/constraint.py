@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.catalogue.prefix_trie import PrefixTrie
-from seqgen.data.tokenizers.base import read_ids
-from seqgen.extend import BatchInfo, Candidates, DataError, LogitsProcessor, Resources, StepContext, read_lines
+from seqgen.extend import (
+    BatchInfo,
+    Candidates,
+    DataError,
+    LogitsProcessor,
+    Resources,
+    StepContext,
+    read_ids,
+    read_lines,
+)
 
 TRIE_SUFFIX = ".safetensors"
 """The end of the name of a file that has a trie."""

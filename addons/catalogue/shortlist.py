@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
-from seqgen.decoding.phrases import tokens_of
 from seqgen.extend import (
     FORBIDDEN,
     LAYER_LOGITS,
@@ -76,7 +75,7 @@ class Shortlist(Component):
             for ids in self.candidates.of_source(source):
                 forbidden[row, ids] = False
         for row, phrases in enumerate(batch.constraints or ()):
-            forbidden[row, tokens_of(phrases)] = False
+            forbidden[row, list(_tokens_of(phrases))] = False
         shortlist.forbidden = torch.from_numpy(forbidden).to(batch.device)
         for given in (batch.prefix_tokens, batch.first_tokens):
             if given is not None:
@@ -121,6 +120,12 @@ def _sources(batch: BatchInfo) -> Iterator[list[int]]:
     padding = batch.src_padding
     for row, tokens in enumerate(batch.src_tokens):
         yield (tokens if padding is None else tokens[~padding[row]]).tolist()
+
+
+def _tokens_of(phrases: Any) -> Iterator[int]:
+    """The tokens of phrases, each a list of tokens or a list of alternatives."""
+    for part in phrases:
+        yield from (part,) if isinstance(part, int) else _tokens_of(part)
 
 
 class ShortlistScoring(Scoring):

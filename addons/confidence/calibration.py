@@ -21,24 +21,23 @@ from numpy.typing import NDArray
 from torch import nn
 
 from seqgen.addons.confidence.options import ConfidenceOptions
-from seqgen.config import FILES, INPUT, SPEED, GenerationConfig, from_dict, keys_tagged, option
-from seqgen.config.values import DEFAULTS
-from seqgen.core.errors import listing
-from seqgen.data.text import digest
+from seqgen.config import DEFAULTS, FILES, INPUT, SPEED, GenerationConfig, from_dict, keys_tagged, option
 from seqgen.extend import (
     ConfigError,
     DataError,
     Matrix,
     Translation,
     Utility,
+    compare_texts,
+    digest,
+    listing,
     parse_json,
     read_bytes,
     reading_errors,
     to_dict,
+    unique_keys,
     write_atomically,
 )
-from seqgen.system.reading import unique_keys
-from seqgen.text.reranking import compare_texts
 
 FORMAT = "seqgen calibration 1"
 KEEPS_BEST = ("nbest", "observers")

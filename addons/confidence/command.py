@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -19,7 +20,7 @@ from seqgen.addons.confidence.calibration import (
     weights_fingerprint,
 )
 from seqgen.addons.confidence.report import PICTURES, ConfidenceReport
-from seqgen.config import INPUT, given_settings, keys_tagged, option
+from seqgen.config import INPUT, keys_tagged, option
 from seqgen.extend import (
     Arguments,
     ConfigError,
@@ -62,24 +63,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: CalibrateConfig, typed: Arguments) -> None:
-        calibrate(cfg, typed.overrides)
+        calibrate(cfg, typed.given)
 
     run(CalibrateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
+def calibrate(cfg: CalibrateConfig, given: Mapping[str, Any]) -> None:
     """Decode the text, write the calibration, and print the figures for the lines that were held out.
 
     Args:
         cfg: the whole configuration.
-        overrides: its ``key=value`` arguments.
+        given: the settings that the user gave, by whole key.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     _check_keys(cfg)
     text = read_referenced_text(cfg)
-    translator = text.translator(**given_settings(cfg, overrides))
+    translator = text.translator(given)
     names = list(dict.fromkeys(cfg.generation.quality_features)) or FEATURES
     decoding = translator.prepare(quality_features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:

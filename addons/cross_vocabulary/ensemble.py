@@ -9,13 +9,9 @@ from typing import Any
 
 from seqgen.addons.cross_vocabulary.session import AgreementSearch
 from seqgen.addons.cross_vocabulary.vocabulary_trie import MemberTexts
-from seqgen.config import ACROSS_VOCABULARIES, GenerationConfig, ResolvedSettings, keys_tagged
-from seqgen.config.compose import component_config
-from seqgen.config.settings import Settings
-from seqgen.config.values import DEFAULTS, non_default_values
+from seqgen.config import ACROSS_VOCABULARIES, GenerationConfig, ResolvedSettings, Settings, keys_tagged
 from seqgen.decoding.resolution import resolve
 from seqgen.extend import ConfigError, Resources, TextModel
-from seqgen.registry import COMBINATIONS
 from seqgen.text.languages import note_if_language_unset
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
@@ -97,19 +93,19 @@ def _check(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first such setting.
     """
-    given = non_default_values(vars(cfg))
-    allowed = {"search": "beam", "combination": "log"}
+    allowed, supported = {"search": "beam", "combination": "log"}, keys_tagged(ACROSS_VOCABULARIES)
     refused = {
-        f"generation.{key}": value for key, value in given.items() if key not in keys_tagged(ACROSS_VOCABULARIES)
+        f"generation.{key}": value
+        for key, default in vars(GenerationConfig()).items()
+        if key not in supported and (value := getattr(cfg, key)) not in (default, allowed.get(key))
     }
-    refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
     refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
     refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
     if cfg.semantics != "fairseq":
         refused["generation.semantics"] = cfg.semantics
     for key, value in refused.items():
         raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    if 0 in component_config(COMBINATIONS, "log", cfg).weights:
+    if 0 in cfg.components.get("combination.weights", ()):
         raise ConfigError(
             "a member with the weight 0 would still restrict the text on which members with different target "
             "vocabularies agree; remove its model from path"
@@ -129,11 +125,11 @@ def _supported(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, A
     Returns:
         The other settings of each model, and the names of those of the first model that are left out.
     """
-    wanted = set(keys_tagged(ACROSS_VOCABULARIES)) - {"semantics", "components"}
+    wanted, defaults = set(keys_tagged(ACROSS_VOCABULARIES)) - {"semantics", "components"}, vars(GenerationConfig())
     kept = [{key: value for key, value in settings.items() if key in wanted} for settings in of_models]
     ignored = [
         key
         for key, value in of_models[0].items()
-        if key not in {*wanted, "forced_first"} and value not in (DEFAULTS[key], "fairseq", "beam")
+        if key not in {*wanted, "forced_first"} and value not in (defaults[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)

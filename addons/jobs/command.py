@@ -159,19 +159,16 @@ def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
             f"job.folder={folder} is the folder of the input, and the job's files would be part of the input when it "
             "is continued; give another folder"
         )
-    if cfg.output != "-" and _is_input(Path(cfg.output), inputs):
+    output = Path(cfg.output).resolve()
+    if inputs.is_dir():
+        is_input = output.parent == inputs.resolve()
+    else:
+        is_input = fnmatch(output.name, inputs.name) and fnmatch(str(output.parent), str(inputs.parent.resolve()))
+    if cfg.output != "-" and is_input:
         raise ConfigError(
             f"output={cfg.output} would be part of input={cfg.input} when the job is continued; give a file in another "
             "folder"
         )
-
-
-def _is_input(file: Path, inputs: Path) -> bool:
-    """True if a file would be found as input: it is in the input's folder, or matches its name with wildcards."""
-    place = file.resolve()
-    if inputs.is_dir():
-        return place.parent == inputs.resolve()
-    return fnmatch(place.name, inputs.name) and fnmatch(str(place.parent), str(inputs.parent.resolve()))
 
 
 def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:

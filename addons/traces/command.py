@@ -28,7 +28,6 @@ from seqgen.config import (
     FastConfig,
     GenerationConfig,
     ReadingConfig,
-    given_settings,
     keys_tagged,
     option,
     value_text,
@@ -40,7 +39,7 @@ from seqgen.extend import (
     ConfigError,
     check_output,
     check_plain_text,
-    compose,
+    compose_given,
     log,
     nearest,
     printable,
@@ -184,8 +183,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     """The configuration of one decode, and the settings that the user gave."""
-    config = compose(DiffConfig, overrides)
-    given = given_settings(config, overrides)
+    config, given = compose_given(DiffConfig, overrides)
     if "generation.nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
     for key in keys_tagged(INPUT):

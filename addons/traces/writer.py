@@ -32,7 +32,6 @@ from seqgen.extend import (
     encode_target,
     has_steps,
 )
-from seqgen.text.vocabularies import share_vocabulary
 
 _TOGETHER = 32
 """Lines whose references are scored together."""
@@ -67,7 +66,7 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        if not share_vocabulary(decoding.members):
+        if any(member.task.target_dictionary != decoding.task.target_dictionary for member in decoding.members):
             raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
         if not has_steps(setup.search):
             raise ConfigError(_no_steps(_called(setup.search)))
@@ -91,22 +90,8 @@ class TraceWriter:
             self._file = gzip.open(self.path, "wt", compresslevel=3, encoding="utf-8", newline="\n")
         else:
             self._file = open(self.path, "w", encoding="utf-8", newline="\n")
-        header = self.header()
-        self.digits = header.digits
-        self._write({"format": FORMAT, "version": VERSION, **plain(header, header.digits)})
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        assert self._file is not None
-        if kind is None:
-            self._flush()
-            self._write({"end": True, "sentences": self.written, "complete": self.written == self.read})
-        self._file.close()
-
-    def header(self) -> TraceHeader:
-        """The settings of the decode."""
         decoding, setup = self.decoding, self.decoding.generator.setup
-        return TraceHeader(
+        header = TraceHeader(
             seqgen=__version__,
             models=self._names,
             members=len(setup.ensemble.members),
@@ -122,6 +107,16 @@ class TraceWriter:
             recorded=sorted(self.tracer.needs),
             candidates=self.options.candidates,
         )
+        self.digits = header.digits
+        self._write({"format": FORMAT, "version": VERSION, **plain(header, header.digits)})
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        assert self._file is not None
+        if kind is None:
+            self._flush()
+            self._write({"end": True, "sentences": self.written, "complete": self.written == self.read})
+        self._file.close()
 
     def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
         """Pass lines through, and remember those that are traced until their translation is added."""

@@ -72,13 +72,13 @@ class Seqgen(Worker):
 
     def generator(self, request: Request) -> SequenceGenerator:
         """A generator of outputs of exactly the requested length; with fairseq's rules, including end-of-sentence."""
-        length: dict[str, Any] = {"min_len": request["length"], "max_len": request["length"]}
+        keys: dict[str, Any] = {"min_len": request["length"], "max_len": request["length"]}
         if request["semantics"] == "fairseq":
-            length = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
-        cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **length)
-        switches = request.get("switches", {})
+            keys = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
         if request.get("shortlist"):
-            cfg.shortlist = str(self.folder / MAP_FILE)
+            keys["shortlist"] = str(self.folder / MAP_FILE)
+        cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **keys)
+        switches = request.get("switches", {})
         objects = {"fast": FastConfig(**switches), "source_dictionary": self.dictionary}
         return SequenceGenerator(build_setup(self.models, self.dictionary, cfg, **objects))
 

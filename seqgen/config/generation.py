@@ -25,7 +25,7 @@ OPTIONS = (
     ("seqgen.decoding.speculative.options", "DraftOptions"),
     ("seqgen.text.options", "RerankingOptions"),
     ("seqgen.addons.catalogue.options", "CatalogueOptions"),
-    ("seqgen.decoding.top_tokens_options", "TopTokensOptions"),
+    ("seqgen.decoding.engine_options", "TopTokensOptions"),
     ("seqgen.text.options", "UnknownWordOptions"),
     ("seqgen.decoding.engine_options", "ObserverOptions"),
     ("seqgen.addons.confidence.options", "ConfidenceOptions"),
@@ -80,11 +80,11 @@ if TYPE_CHECKING:
         ObserverOptions,
         RankingOptions,
         SpeedOptions,
+        TopTokensOptions,
     )
     from seqgen.decoding.processors.options import ProcessorOptions
     from seqgen.decoding.search.options import BeamOptions, SamplingOptions, StrategyOptions
     from seqgen.decoding.speculative.options import DraftOptions
-    from seqgen.decoding.top_tokens_options import TopTokensOptions
     from seqgen.text.options import LanguageOptions, RerankingOptions, UnknownWordOptions
 
     class Options(
@@ -178,7 +178,8 @@ class GenerationConfig(Options):
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
-for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in vars(GenerationConfig())]:
+_keys = {field.name for field in fields(GenerationConfig)}
+for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in _keys]:
     del DECODING_COMPONENTS[_group]  # of an add-on that is not installed
 
 SINGLE_COMPONENTS = tuple(

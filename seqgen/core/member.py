@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,6 +59,9 @@ class MemberSpec:
         companion: whether it uses the source of another member with the same model, as the unconditional half of
             classifier-free guidance does. Any other member has a source in the batch.
     """
+
+    setting: ClassVar[str] = "member_sources"
+    """The key whose value can be an object of this class."""
 
     model: EncoderDecoderModel
     source: str = INPUT

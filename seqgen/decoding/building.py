@@ -106,7 +106,7 @@ class Resources:
         return tuple(map(int, words))
 
 
-def build(
+def build_component(
     registry: Registry,
     name: str,
     base: type[C],

@@ -12,6 +12,7 @@ from seqgen.config.options import (
     ENSEMBLE,
     KEEPS_SCORES,
     MODEL,
+    NEEDS_STEPS,
     NOT_IN_TRAINING,
     SCORES_TARGETS,
     SPEED,
@@ -147,6 +148,19 @@ class RankingOptions:
         "weight of the penalty for source tokens with little total attention (Wu et al. 2016); 0 for none",
         MODEL,
         minimum=0,
+    )
+
+
+@dataclass
+class TopTokensOptions:
+    """The most probable tokens at each position."""
+
+    top_tokens: int = decoding_key(
+        0,
+        "number of most probable tokens that are listed with their probabilities for each output token; 0 for none",
+        CALL | KEEPS_SCORES | NEEDS_STEPS | NOT_IN_TRAINING,
+        minimum=0,
+        maximum=1000,
     )
 
 

@@ -153,13 +153,8 @@ class MatrixProduct:
         self._layouts: dict[Callable[[Tensor], Any], Any] = {}
         self._products: dict[tuple[int, int, bool], tuple[Multiply, Any]] = {}
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply ``(..., in_features)`` by the matrix and add a bias or ``None``: ``(..., out_features)``."""
-        multiply, layout = self._product(x)
-        return multiply(layout, x, bias)
-
     def bound(self, x: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The function that multiplies inputs of the size of ``x`` and adds the bias."""
+        """The function that maps inputs of the size of ``x`` to ``(..., out_features)``; it adds the bias, if any."""
         multiply, layout = self._product(x)
         if multiply is PLAIN.multiply:
             return partial(F.linear, weight=layout, bias=bias)

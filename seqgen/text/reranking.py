@@ -21,7 +21,7 @@ from seqgen.config import GenerationConfig, option
 from seqgen.core.component import Component
 from seqgen.core.contract import check_returned, contract_error
 from seqgen.core.errors import ConfigError, shown
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
 from seqgen.text.results import TextHypothesis, Translation
 
@@ -120,7 +120,7 @@ def utility_from_config(cfg: GenerationConfig, resources: Resources) -> Utility:
     Raises:
         ConfigError: the name is not registered.
     """
-    return build(UTILITIES, cfg.mbr, Utility, cfg, resources)
+    return build_component(UTILITIES, cfg.mbr, Utility, cfg, resources)
 
 
 def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[float]:
@@ -321,7 +321,7 @@ class Ranker:
         if cfg.mbr:
             self.utility = utility_from_config(cfg, resources)
         if cfg.rerank:
-            self.reranker = build(RERANKERS, cfg.rerank, Reranker, cfg, resources)
+            self.reranker = build_component(RERANKERS, cfg.rerank, Reranker, cfg, resources)
         if beam == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
             raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")

@@ -20,7 +20,7 @@ from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.rules import StoppingRule
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import LOGITS_PROCESSORS, Entry
@@ -133,7 +133,7 @@ def test_a_build_method_that_returns_nothing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(LOGITS_PROCESSORS._entries, "made", Entry("made", made, type("Cfg", (), {})))
     monkeypatch.setattr("seqgen.decoding.building.component_config", lambda *given: None)
     with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor but returns None"):
-        build(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
+        build_component(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("result", [None, [[1.0]], numpy.zeros((1, 2)), numpy.full((2, 2), numpy.nan)], ids=str)

@@ -1,4 +1,4 @@
-"""Diverse beam search and diverse siblings: strategies that make the hypotheses of a sentence differ."""
+"""Beam search and greedy search by name; diverse beam search and diverse siblings, whose hypotheses differ more."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Self
 import torch
 
 from seqgen.config import option
-from seqgen.core.beam_search import BeamSearch
+from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.scores import Scores
 from seqgen.registry import register_search
+
+register_search("beam")(BeamSearch)
+register_search("greedy")(Greedy)
 
 
 @dataclass
