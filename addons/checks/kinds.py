@@ -264,7 +264,7 @@ def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) 
             subject.models.append(build(words, 1))
     begin, end = subject.ids.words
     if end - begin < FEWEST:
-        raise ConfigError(f"the vocabulary has a range of {end - begin} words at most, and the checks need {FEWEST}")
+        raise ConfigError(f"the vocabulary has at most {end - begin} words in a row, but the checks need {FEWEST}")
     subject.invariants = KINDS[group].invariants
     subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     return _accepted(subject, note)
