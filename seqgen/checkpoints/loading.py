@@ -72,8 +72,9 @@ def load_models(
             "seqgen; remove the key"
         )
     loaded = [load_model(path, device, dtype, reading) for path in separate]
-    for text in (text for one in loaded if note is not None for text in one.notes):
-        note(text)
+    if note is not None:
+        for text in (text for one in loaded for text in one.notes):
+            note(text)
     return loaded
 
 
