@@ -22,12 +22,7 @@ from seqgen.modules.layered import LayeredDecoder, LayerStack
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions, token_embedding
-from seqgen.modules.transformer_layer import (
-    ACTIVATIONS,
-    TransformerDecoderLayer,
-    TransformerEncoderLayer,
-    TransformerLayerOptions,
-)
+from seqgen.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer, TransformerEncoderLayer
 from seqgen.registry import register_model
 
 
@@ -85,23 +80,6 @@ class TransformerConfig:
         "fairseq", "frequencies of sinusoidal positions: fairseq's, or those of the paper", choices=SINUSOIDS
     )
     decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for end-of-sentence", minimum=-1)
-
-
-def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOptions:
-    """The options of the layers of the encoder or the decoder.
-
-    Args:
-        cfg: the configuration.
-        side: ``encoder`` or ``decoder``.
-        further: options that the configuration does not have.
-    """
-    of_side = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
-    shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn", "layer_norm_epsilon")
-    return TransformerLayerOptions(
-        **{name: getattr(cfg, f"{side}_{name}") for name in of_side},
-        **{name: getattr(cfg, name) for name in shared},
-        **further,
-    )
 
 
 class TransformerStack(LayerStack):
@@ -167,8 +145,8 @@ class TransformerEncoder(TransformerStack, Encoder):
     """
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding):
-        options, pad = layer_options(cfg, "encoder"), embed_tokens.padding_idx
-        super().__init__(cfg, "encoder", embed_tokens, pad, lambda _: TransformerEncoderLayer(options))
+        pad = embed_tokens.padding_idx
+        super().__init__(cfg, "encoder", embed_tokens, pad, lambda _: TransformerEncoderLayer(cfg, "encoder"))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
@@ -203,8 +181,8 @@ class TransformerDecoder(TransformerStack, LayeredDecoder):
     """
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
-        options, pad = layer_options(cfg, "decoder"), embed_tokens.padding_idx
-        super().__init__(cfg, "decoder", embed_tokens, pad, lambda _: TransformerDecoderLayer(options, encoder_dim))
+        pad = embed_tokens.padding_idx
+        super().__init__(cfg, "decoder", embed_tokens, pad, lambda _: TransformerDecoderLayer(cfg, encoder_dim))
         dim = cfg.decoder_embed_dim
         self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=cfg.output_bias)
         if cfg.output_bias:

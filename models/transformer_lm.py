@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from seqgen.config import like, option
 from seqgen.core.incremental_state import StateDict
 from seqgen.data.vocabularies import Vocabularies
-from seqgen.models.transformer import TransformerConfig, TransformerStack, check_layers, layer_options
+from seqgen.models.transformer import TransformerConfig, TransformerStack, check_layers
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.positions import token_embedding
 from seqgen.modules.projected_output import ProjectedOutput
-from seqgen.modules.transformer_layer import TransformerDecoderLayer, TransformerLayerOptions
+from seqgen.modules.transformer_layer import TransformerDecoderLayer
 from seqgen.registry import register_model
 
 
@@ -67,15 +67,11 @@ class TransformerLMConfig:
         """The number of the first position; see ``TransformerConfig``."""
         return 0 if self.positions_from_zero else None
 
-    def layer_options(self, index: int) -> TransformerLayerOptions:
-        """The options of one layer, counted from 0."""
+    def attention_scale(self, index: int) -> float:
+        """The factor of the scores of attention in one layer, counted from 0."""
         head_dim = self.decoder_embed_dim // self.decoder_attention_heads
         scale = head_dim**-0.5 if self.scale_attn_weights else 1.0
-        return layer_options(
-            self,
-            "decoder",
-            attention_scale=scale / (index + 1) if self.scale_attn_by_inverse_layer_idx else scale,
-        )
+        return scale / (index + 1) if self.scale_attn_by_inverse_layer_idx else scale
 
 
 class TransformerLMDecoder(TransformerStack, ProjectedOutput, LanguageModelDecoder):
@@ -96,7 +92,7 @@ class TransformerLMDecoder(TransformerStack, ProjectedOutput, LanguageModelDecod
             "decoder",
             embed_tokens,
             padding_idx,
-            lambda index: TransformerDecoderLayer(cfg.layer_options(index), None),
+            lambda index: TransformerDecoderLayer(cfg, None, cfg.attention_scale(index)),
         )
         if cfg.embedding_dropout is not None:
             self.dropout = Dropout(cfg.embedding_dropout)

@@ -130,14 +130,13 @@ if TYPE_CHECKING:
     from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
         split_files)
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
-    from seqgen.text.input_line import InputLine, split_alternatives, with_prefixes
+    from seqgen.text.input_line import InputLine, MemberSource, split_alternatives, with_prefixes
     from seqgen.text.languages import LanguageReader, TextModel, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
     from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
         count_ngrams, expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
-    from seqgen.text.sources import MemberSource
     from seqgen.text.text_decoding import TextDecoding
     from seqgen.text.translator import ModelInMemory
     from seqgen.text.vocabularies import share_vocabulary

@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class VocabularyMap:
-    """Target tokens by source tokens.
+    """Target tokens for each source token.
 
     Attributes:
         targets: ids of target tokens by sequence of source ids; those of the empty sequence belong to every source.

@@ -133,13 +133,27 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
         )
     if cfg.model is not None and cfg.reading != ReadingConfig():
         raise ConfigError("reading.KEY applies only to path=CHECKPOINT of another toolkit; remove the key")
-    subject = _trained_model(cfg, note) if cfg.path else _random_model(cfg)
+    if cfg.path:
+        loaded, *others = load_models([cfg.path], "cpu", cfg.reading, torch.float64, note)
+        if others:
+            raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
+        sides = loaded.task.target_dictionary, len(loaded.task.source_dictionary)
+        subject = searched = Subject(loaded.model, *sides, tolerance=cfg.tolerance)
+    else:
+        words = tiny_dictionary()
+
+        def build(seed: int = 1) -> EncoderDecoderModel:
+            return new_model(cfg.model, words, seed)
+
+        # the invariants of search need peaked distributions
+        models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
+        subject, searched = (Subject(one, words, len(words), build, tolerance=cfg.tolerance) for one in models)
     if cfg.cache:
         _use_cache(subject.model.decoder, cfg.cache)
     # with a cache of the user, all else is about the model, or its values are exact
     every = subject.cache is None
     subject.invariants = PASSES | STEPPING | WEIGHTS if every else STEPPING
-    subject.then = replace(subject.then or subject, invariants=SEARCH) if every else None
+    subject.then = replace(searched, invariants=SEARCH) if every else None
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
@@ -161,27 +175,6 @@ def _use_cache(decoder: nn.Module, name: str) -> None:
         raise ConfigError(f"cache={name}: {wrong}; name a subclass of KeyValueCache, and a transformer")
     for layer in layers:
         layer.cache = found[name]
-
-
-def _random_model(cfg: ModelCheckConfig) -> Subject:
-    """A random model in float64, with another one that has peaked distributions for the invariants of search."""
-    words = tiny_dictionary()
-
-    def build(seed: int = 1) -> EncoderDecoderModel:
-        return new_model(cfg.model, words, seed)
-
-    models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
-    one, two = (Subject(model, words, len(words), build, tolerance=cfg.tolerance) for model in models)
-    one.then = two
-    return one
-
-
-def _trained_model(cfg: ModelCheckConfig, note: Note) -> Subject:
-    loaded, *others = load_models([cfg.path], "cpu", cfg.reading, torch.float64, note)
-    if others:
-        raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
-    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
-    return Subject(loaded.model, target, len(source), tolerance=cfg.tolerance)
 
 
 WORDS = 9
@@ -264,7 +257,7 @@ def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) 
             subject.models.append(build(words, 1))
     begin, end = subject.ids.words
     if end - begin < FEWEST:
-        raise ConfigError(f"the vocabulary has a range of {end - begin} words at most, and the checks need {FEWEST}")
+        raise ConfigError(f"the vocabulary has at most {end - begin} words in a row, but the checks need {FEWEST}")
     subject.invariants = KINDS[group].invariants
     subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     return _accepted(subject, note)

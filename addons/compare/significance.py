@@ -195,12 +195,12 @@ class MeanOfSentences:
         scored: computes the values of the sentences, and the signature.
     """
 
-    def __init__(self, scored: Callable[[Sequence[str]], TextScore]):
+    def __init__(self, scored: Callable[[tuple[str, ...]], TextScore]):
         self._scored = scored
         self._text = ""
 
     def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: None) -> list[list[float]]:
-        score = self._scored(hypotheses)
+        score = self._scored(tuple(hypotheses))
         self._text = score.signature
         return [[value, 1.0] for value in score.sentences]
 
@@ -225,13 +225,13 @@ class WholeTextMeasure:
         lower_is_better: whether it is an error rate.
     """
 
-    def __init__(self, scored: Callable[[Sequence[str]], TextScore], lower_is_better: bool = False):
+    def __init__(self, scored: Callable[[tuple[str, ...]], TextScore], lower_is_better: bool = False):
         self._scored, self.lower_is_better = scored, lower_is_better
         self.signature = ""
 
     def score(self, hypotheses: Sequence[str]) -> float:
         """The score of a text."""
-        score = self._scored(hypotheses)
+        score = self._scored(tuple(hypotheses))
         self.signature = score.signature
         return score.value
 
@@ -254,11 +254,7 @@ def measure(name: str, texts: Texts) -> Measure | WholeTextMeasure:
     metric = corpus_metric(name)
     if metric.sacrebleu is not None:
         return Measure(name, metric.sacrebleu(texts), metric.lower_is_better)
-    known = functools.cache(lambda hypotheses: metric.score(replace(texts, hypotheses=list(hypotheses))))
-
-    def scored(hypotheses: Sequence[str]) -> TextScore:
-        return known(tuple(hypotheses))
-
-    if scored(texts.hypotheses).sentences:
+    scored = functools.cache(lambda hypotheses: metric.score(replace(texts, hypotheses=list(hypotheses))))
+    if scored(tuple(texts.hypotheses)).sentences:
         return Measure(name, MeanOfSentences(scored), metric.lower_is_better)
     return WholeTextMeasure(scored, metric.lower_is_better)

@@ -134,8 +134,8 @@ def _check_keys(cfg: CalibrateConfig) -> None:
     for key in keys_tagged(INPUT):
         if getattr(cfg.generation, key):
             raise ConfigError(
-                f"a calibration is made from lines that are decoded as they are, without generation.{key}; it then "
-                "also applies to the sentences of lines that are split"
+                f"a calibration is made from whole lines, without generation.{key}; remove the key (the calibration "
+                "also applies to the sentences of lines that are split later)"
             )
     files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.confidence)
     if cfg.output:

@@ -34,15 +34,6 @@ class _OpenPart:
     answers: dict[int, Answers] = field(default_factory=dict)
     workers: dict[str, None] = field(default_factory=dict)
 
-    @property
-    def is_complete(self) -> bool:
-        """True if all lines have answers."""
-        return sum(len(answers.outputs) for answers in self.answers.values()) == self.part.lines
-
-    def joined(self) -> Answers:
-        """The answers of all lines, in order."""
-        return sum((self.answers[first] for first in sorted(self.answers)), Answers([]))
-
 
 class Job:
     """Decodes all parts that are not done.
@@ -169,9 +160,10 @@ class Job:
                 f"the first {self._failed} lines all failed, so the job was stopped; line {failure.number}: "
                 f"{failure.reason}"
             )
-        if opened.is_complete:
+        if sum(len(some.outputs) for some in opened.answers.values()) == opened.part.lines:
             del self._open[event.piece.part]
-            self.folder.write(opened.part, opened.joined(), {"workers": list(opened.workers)})
+            joined = sum((opened.answers[first] for first in sorted(opened.answers)), Answers([]))
+            self.folder.write(opened.part, joined, {"workers": list(opened.workers)})
 
     def _after_death(self, event: Died, piece: Piece) -> list[Piece]:
         """The pieces to decode after the death of a piece's worker: the same, smaller ones, or none."""

@@ -150,9 +150,9 @@ class Component(Flagged):
     """The key of the ``generation`` group whose value may be such an object in place of a name; empty if none is."""
 
     certifiable: bool = False
-    """True if the scores of pruned outputs can be bounded. Of log-probabilities, a combination makes scores of at most
-    0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a strategy
-    prunes only candidates that score below its beams."""
+    """True if the scores of pruned outputs can be bounded: a combination turns log-probabilities into scores of at
+    most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a
+    strategy prunes only candidates that score below its beams."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -83,7 +83,7 @@ class MultiheadAttention(StatefulModule):
         cache: a class derived from ``KeyValueCache``, or another callable that returns an empty cache, for all search
             strategies; ``None`` for a built-in cache, see ``choose_cache``.
         on_weights: receives the weights of each head, ``(N, H, T, K)``, in every pass; ``None`` if nobody needs them,
-            see ``seqgen.modules.inspection.recorded``.
+            see ``seqgen.modules.inspection.record_passes``.
     """
 
     flags: ClassVar[Flags] = {"steps_by_head": ("forward", "own_heads", "encoder_keys")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,35 +23,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": F.tanh,
 }
 """The activation functions of feed-forward layers, by the name that keys have for them."""
-
-
-@dataclass(frozen=True)
-class TransformerLayerOptions:
-    """Options of all layers of an encoder or a decoder.
-
-    Attributes:
-        embed_dim: dimension of input and output.
-        ffn_embed_dim: hidden size of the feed-forward network.
-        attention_heads: number of heads of each attention module.
-        dropout: probability of dropping a feature of a sublayer's output.
-        attention_dropout: probability of dropping an attention weight.
-        activation_dropout: probability of dropping a feature after the activation.
-        activation_fn: name of the activation, a key of ``ACTIVATIONS``.
-        normalize_before: whether layer normalization is applied before each sublayer (pre-norm) rather than after it.
-        layer_norm_epsilon: constant added to the variance in layer normalization.
-        attention_scale: factor of the scores of self-attention; ``None`` for ``head_dim ** -0.5``.
-    """
-
-    embed_dim: int
-    ffn_embed_dim: int
-    attention_heads: int
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    activation_fn: str = "relu"
-    normalize_before: bool = False
-    layer_norm_epsilon: float = 1e-5
-    attention_scale: float | None = None
 
 
 class AttentionLayer(nn.Module):
@@ -134,25 +104,24 @@ class TransformerEncoderLayer(AttentionLayer):
     """Self-attention and a feed-forward network of two linear layers with an activation in between.
 
     Args:
-        options: sizes and probabilities.
+        cfg: the configuration of a transformer.
+        side: ``"encoder"`` or ``"decoder"``, with which the names of its sizes begin.
+        attention_scale: factor of the scores of self-attention; ``None`` for ``head_dim ** -0.5``.
     """
 
-    def __init__(self, options: TransformerLayerOptions):
+    def __init__(self, cfg: Any, side: str, attention_scale: float | None = None):
         super().__init__()
-        self.normalize_before = options.normalize_before
-        self.self_attn = MultiheadAttention(
-            options.embed_dim,
-            options.attention_heads,
-            dropout=options.attention_dropout,
-            scale=options.attention_scale,
-        )
-        self.self_attn_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
-        self.fc1 = _glorot_linear(options.embed_dim, options.ffn_embed_dim)
-        self.fc2 = _glorot_linear(options.ffn_embed_dim, options.embed_dim)
-        self.final_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
-        self.activation = ACTIVATIONS[options.activation_fn]
-        self.dropout = Dropout(options.dropout)
-        self.activation_dropout = Dropout(options.activation_dropout)
+        dim, hidden = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_ffn_embed_dim")
+        heads = getattr(cfg, f"{side}_attention_heads")
+        self.normalize_before = getattr(cfg, f"{side}_normalize_before")
+        self.self_attn = MultiheadAttention(dim, heads, dropout=cfg.attention_dropout, scale=attention_scale)
+        self.self_attn_layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon)
+        self.fc1 = _glorot_linear(dim, hidden)
+        self.fc2 = _glorot_linear(hidden, dim)
+        self.final_layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon)
+        self.activation = ACTIVATIONS[cfg.activation_fn]
+        self.dropout = Dropout(cfg.dropout)
+        self.activation_dropout = Dropout(cfg.activation_dropout)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The update of the feed-forward network."""
@@ -165,19 +134,19 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
     """Causal self-attention, encoder-decoder attention and a feed-forward network, each with a residual connection.
 
     Args:
-        options: sizes and probabilities.
+        cfg: the configuration of a transformer.
         encoder_dim: size of the encoder's features; ``None`` for a layer without encoder-decoder attention.
+        attention_scale: factor of the scores of self-attention; ``None`` for ``head_dim ** -0.5``.
     """
 
-    def __init__(self, options: TransformerLayerOptions, encoder_dim: int | None):
-        super().__init__(options)
+    def __init__(self, cfg: Any, encoder_dim: int | None, attention_scale: float | None = None):
+        super().__init__(cfg, "decoder", attention_scale)
         self.has_encoder_attn = encoder_dim is not None
         if encoder_dim is None:
             return
-        self.encoder_attn = MultiheadAttention(
-            options.embed_dim, options.attention_heads, encoder_dim=encoder_dim, dropout=options.attention_dropout
-        )
-        self.encoder_attn_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
+        dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+        self.encoder_attn = MultiheadAttention(dim, heads, encoder_dim=encoder_dim, dropout=cfg.attention_dropout)
+        self.encoder_attn_layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon)
 
 
 def _glorot_linear(in_features: int, out_features: int) -> Linear:

@@ -25,13 +25,12 @@ from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
-from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
+from seqgen.text.input_line import InputEncoder, InputLine, sources_from_config, with_prefixes
 from seqgen.text.languages import TextModel, encode_source
 from seqgen.text.line_stages import LineStages
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
-from seqgen.text.sources import sources_from_config
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer, continuation
 

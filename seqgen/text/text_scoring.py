@@ -19,8 +19,8 @@ from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.decoding.building import Resources
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.language_model import LanguageModel
+from seqgen.text.input_line import source_text, sources_from_config
 from seqgen.text.languages import LanguageReader, TextModel, encode_source, encode_target, tokens_of
-from seqgen.text.sources import source_text, sources_from_config
 
 
 class Block(NamedTuple):

@@ -415,8 +415,8 @@ class Translator:
             )
         if not self.shares_vocabulary:
             raise ConfigError(
-                "known targets are scored by models with one target vocabulary, and these have different ones; score "
-                "with each model alone"
+                "only models with the same target vocabulary can score known targets together, and these have "
+                "different ones; score with each model alone"
             )
         resolved = self.resolve(settings)
         cfg, objects = resolved.generation, resolved.objects

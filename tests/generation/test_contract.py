@@ -24,8 +24,8 @@ from seqgen.decoding.building import Resources, build_component
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import LOGITS_PROCESSORS, Entry
+from seqgen.text.input_line import MemberSource, source_text
 from seqgen.text.reranking import Reranker, Utility, call_reranker, compare_texts, expected_utilities
-from seqgen.text.sources import MemberSource, source_text
 from seqgen.text.translator import Translator
 from seqgen.training.criteria import CriterionOut, check_out
 from tests.generators import make_generator

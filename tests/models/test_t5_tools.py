@@ -56,7 +56,7 @@ def test_float16_holds_what_overflows_in_the_published_models(cfg: T5Config) -> 
     model = huge(model_of(cfg), "feed_forward.wo.weight")
     wanted = run(model)
     seen: list[float] = []
-    model.encoder.layers[-1].register_forward_hook(lambda _, __, out: seen.append(float(out.abs().max())))
+    model.encoder.layers[-1].register_forward_hook(lambda _, __, out: seen.append(float(out[0].abs().max())))
     half = model.half()
     got = run(half)
     assert got.dtype == torch.float16

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.models.transformer import TransformerConfig
 from seqgen.modules.convolution import scale_gradient
 from seqgen.modules.dropout import Dropout, LayerDropList
-from seqgen.modules.transformer_layer import TransformerEncoderLayer, TransformerLayerOptions
+from seqgen.modules.transformer_layer import TransformerEncoderLayer
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
@@ -98,8 +99,9 @@ def test_layer_drop() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_feed_forward_network_drops_features_after_the_activation(training: bool) -> None:
-    options = TransformerLayerOptions(8, 500, 2, activation_dropout=0.4, activation_fn="tanh")
-    layer = TransformerEncoderLayer(options).train(training)
+    sizes = {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 500, "encoder_attention_heads": 2}
+    cfg = TransformerConfig(**sizes, activation_dropout=0.4, activation_fn="tanh")  # type: ignore[arg-type]
+    layer = TransformerEncoderLayer(cfg, "encoder").train(training)
     read: list[Tensor] = []
     layer.fc2.register_forward_pre_hook(lambda _, given: read.append(given[0]))
     layer(torch.randn(2, 5, 8))

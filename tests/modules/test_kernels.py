@@ -115,7 +115,7 @@ def test_the_fastest_is_chosen_unless_measurements_do_not_tell(monkeypatch: pyte
 def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.MonkeyPatch) -> None:
     has_int8 = dtypes._has_int8_instructions()
     measure_all(torch.get_num_threads(), has_int8)
-    monkeypatch.setattr(module, "times", lambda calls: pytest.fail("a worker measures by itself"))
+    monkeypatch.setattr(module, "time_calls", lambda calls: pytest.fail("a worker measures by itself"))
     for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.float32, has_int8)):
         for outputs, rows in itertools.product((64, 32128), (1, 5, 100)):
             matrix = torch.empty(outputs, 16, dtype=dtype)

@@ -72,7 +72,7 @@ def test_the_loss_uses_its_memory_again() -> None:
 
 def test_several_processes_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(linear_module, "times", lambda calls: pytest.fail("nothing is measured"))
+    monkeypatch.setattr(linear_module, "time_calls", lambda calls: pytest.fail("nothing is measured"))
     kernel = TrainingKernel()
     kernel.choose()
     assert kernel.onednn is None

@@ -16,9 +16,9 @@ from seqgen.core.errors import ConfigError
 from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import Fusion
 from seqgen.registry import register_member_source, register_reranker
+from seqgen.text.input_line import MemberSource
 from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.sources import MemberSource
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import TEXTS, text_model
 
