@@ -144,7 +144,7 @@ class GenerateConfig:
     prefix: str = option("", "text file whose line n is the forced beginning of output n", role="input_path")
     format: str = option(
         "text",
-        "output format; tsv has a header and the columns source, output, score, confidence and review",
+        "output format; tsv has a header and the columns source, output, score and those of line stages",
         choices=OUTPUT_FORMATS,
     )
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
