@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         TraceConfig)
     from seqgen.config.generation import SINGLE_COMPONENTS, FastConfig, GenerationConfig, keys_tagged
     from seqgen.config.keys import did_you_mean, known_keys
-    from seqgen.config.options import (ACROSS_VOCABULARIES, DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT,
+    from seqgen.config.options import (DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT,
         KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key,
         like, option)
     from seqgen.config.settings import ResolvedSettings, Settings, given_settings
@@ -33,7 +33,7 @@ __all__ += ["DistributedConfig", "FastConfig", "GenerateConfig", "GenerateDatase
 __all__ += ["JobConfig", "OptimizationConfig", "RayConfig", "ReadingConfig", "TraceConfig", "TrainCommonConfig"]
 __all__ += ["TrainConfig"]
 # Declaring keys
-__all__ += ["ACROSS_VOCABULARIES", "FILES", "INPUT", "KEEPS_SCORES", "LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS"]
+__all__ += ["FILES", "INPUT", "KEEPS_SCORES", "LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS"]
 __all__ += ["SCORES_TARGETS", "SINGLE_COMPONENTS", "SPEED", "WHOLE_LINE", "Requirement", "decoding_key"]
 __all__ += ["did_you_mean", "keys_tagged", "known_keys", "like", "option"]
 # Values
