@@ -29,7 +29,7 @@ from seqgen.cli import end_now
 from seqgen.cli.keys import CONFIG_KEY, every_key
 from seqgen.cli.start import fail
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
-from seqgen.config.compose import compose
+from seqgen.config.compose import compose_given
 from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
 from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
@@ -38,7 +38,7 @@ from seqgen.data.token_store import available_cores
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
-from seqgen.system.error_messages import missing, printable
+from seqgen.system.error_messages import missing_hook, printable
 from seqgen.system.reading import parse_yaml, read_bytes
 
 C = TypeVar("C")
@@ -108,9 +108,10 @@ def run(
             work_now = functools.partial(sweep, read)
         else:
             try:
-                config = compose(schema, read.overrides)
+                config, given = compose_given(schema, read.overrides)
             except ConfigError as error:
                 raise ConfigError(f"{error}{read.origin(str(error))}") from None
+            read = dataclasses.replace(read, given=given)
             work_now = functools.partial(work, config, *([read] if pass_arguments else []))
         if signal.getsignal(signal.SIGINT) is end_now:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, something may have to be saved
@@ -126,7 +127,7 @@ def _reported_errors(program: str) -> Iterator[None]:
     except UserError as error:
         fail(program, str(error), 2)
     except NotImplementedError as error:
-        if not (message := missing(error)):
+        if not (message := missing_hook(error)):
             raise
         fail(program, message, 2)
     except BrokenPipeError:
@@ -225,6 +226,7 @@ class Arguments:
         files: by each key that comes from a file, the file.
         typed: the program and its arguments, as typed; empty if only keys were given.
         prefixed: by prefix, the arguments with a prefix of the command, without it.
+        given: the settings of decoding that they give, see ``compose_given``.
     """
 
     overrides: list[str]
@@ -232,6 +234,7 @@ class Arguments:
     files: dict[str, str] = field(default_factory=dict)
     typed: list[str] = field(default_factory=list)
     prefixed: dict[str, list[str]] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
 
     def origin(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""

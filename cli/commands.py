@@ -35,7 +35,7 @@ TOOLS = {
 """Modules of add-ons that a command uses, by what they make."""
 
 
-def tool(name: str) -> Any:
+def import_tool(name: str) -> Any:
     """A module of ``TOOLS``.
 
     Raises:

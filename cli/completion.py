@@ -11,7 +11,7 @@ import shlex
 from importlib import resources
 from string import Template
 
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.cli.keys import CONFIG_KEY, choosers, every_key, is_switch
 from seqgen.core.errors import ConfigError
 
@@ -46,7 +46,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     every, keys = choosers(schema), {key.name: key for key in every_key(schema)}
     suggested = {"metrics": list(CORPUS_METRICS)}  # these keys have other values, too
     if "sort" in keys:
-        suggested["sort"] = tool("the table of runs").sort_names()
+        suggested["sort"] = import_tool("the table of runs").sort_names()
     values = {name: found for name, found in suggested.items() if name in keys}
     for name, key in keys.items():
         choices = key.field.metadata.get("choices")

@@ -14,7 +14,7 @@ from typing import Any
 from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.model_weights import merged_model
+from seqgen.checkpoints.model_weights import merge_additions
 from seqgen.checkpoints.run_checkpoints import Checkpoints, resolve
 from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.command import log, run
@@ -103,7 +103,7 @@ def convert(cfg: ConvertConfig) -> None:
     loaded = load_model(path, dtype=getattr(writer, "DTYPE", None), reading=cfg.reading)
     for note in loaded.notes:
         log(note)
-    loaded = dataclasses.replace(loaded, model=merged_model(loaded.model))
+    loaded = dataclasses.replace(loaded, model=merge_additions(loaded.model))
     if writer is not None:
         writer.write(cfg, loaded)
         return

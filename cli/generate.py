@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.cli.line_decoding import (
     check_outputs,
     check_plain_text,
     complete,
     decoding_files,
+    make_text_cleaner,
     part_of,
     prepare_decoding,
-    text_cleaner,
 )
-from seqgen.cli.output import check_output, open_output, score_lines
+from seqgen.cli.output import check_output, format_scores, open_output
 from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
-from seqgen.config.settings import given_settings
 from seqgen.config.values import changed, split_argument
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
@@ -51,11 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
         overrides = arguments.overrides
-        given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
-            jobs = tool("a job (engine=ray, job.*)")
-            return int(jobs.run_job(cfg, given, overrides))
-        generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
+            jobs = import_tool("a job (engine=ray, job.*)")
+            return int(jobs.run_job(cfg, arguments.given, overrides))
+        generate(cfg, arguments.given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
@@ -85,7 +83,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     _check_keys(cfg)
-    references, total = checked_input(cfg)
+    references, total = check_input(cfg)
     typed = TypedLines(sys.stdin.buffer) if cfg.input == "-" and sys.stdin.isatty() else None
     if typed is not None:
         log(f"loading {', '.join(cfg.path)} ...")
@@ -100,7 +98,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
         total = None if references is None else len(references)
     if typed is not None:
         log("ready; type a line and press Enter, or Ctrl-D to end")
-    clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    clean = make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
     outputs = _Outputs(typed)
     start = time.perf_counter()
     trace = tracing(cfg, decoding, references)
@@ -216,7 +214,7 @@ def input_lines(cfg: Any, task: Task, typed: TypedLines | None = None) -> Iterat
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
-def checked_input(cfg: Any) -> tuple[list[str] | None, int | None]:
+def check_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     """Read the references, and the other files once, so that errors in them are reported before hours of work.
 
     Args:
@@ -280,7 +278,7 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
                 "written, but no scores were computed"
             )
         if references:
-            for line in score_lines(text_scores(hypotheses, references), hypotheses):
+            for line in format_scores(text_scores(hypotheses, references), hypotheses):
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
@@ -419,7 +417,7 @@ def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[st
         return NoTrace()
     if cfg.trace_options.reference_scores and references is None:
         raise ConfigError("trace_options.reference_scores has no effect without references; set reference=FILE")
-    writer = tool("a trace").TraceWriter
+    writer = import_tool("a trace").TraceWriter
     return writer(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
 
 

@@ -150,15 +150,11 @@ def _component_sections(chooser: Chooser) -> str:
     sections: dict[tuple[str, ...], list[Key]] = {}
     for key in chooser.component_keys():
         sections.setdefault(key.owners, []).append(key)
-    parts = [
-        _section(_filled(f"Keys with {chooser.name}={_owners(chooser, owners)}"), map(_line, keys))
-        for owners, keys in sections.items()
-    ]
+    parts, every = [], len(chooser.entries())
+    for owners, keys in sections.items():
+        names = "NAME, for every name" if len(owners) == every > 1 else ", ".join(owners)
+        parts.append(_section(_filled(f"Keys with {chooser.name}={names}"), map(_line, keys)))
     return "\n\n".join(parts)
-
-
-def _owners(chooser: Chooser, owners: Sequence[str]) -> str:
-    return "NAME, for every name" if len(owners) == len(chooser.entries()) > 1 else ", ".join(owners)
 
 
 def _line(key: Key) -> str:

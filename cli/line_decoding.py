@@ -19,7 +19,7 @@ from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import FILES
-from seqgen.config.settings import Settings
+from seqgen.config.settings import USER, Layer, Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.table import is_table
@@ -71,7 +71,7 @@ def check_outputs(cfg: GenerateConfig) -> None:
         )
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
-    text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
     check_stages(cfg)
 
 
@@ -112,7 +112,7 @@ def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> Settings:
     return Settings().with_layer("part", found)
 
 
-def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log) -> list[LoadedModel]:
+def load_with_notes(cfg: Any, device: torch.device, note: Callable[[str], None] = log) -> list[LoadedModel]:
     """Load the models of a command.
 
     Args:
@@ -149,9 +149,9 @@ def prepare_decoding(
     Raises:
         UserError: a model or key cannot be used.
     """
-    loaded = load_noted(cfg, device, note)
+    loaded = load_with_notes(cfg, device, note)
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task), **given)
+        translator = Translator(loaded, settings=settings_of_part(cfg.dataset, loaded[0].task).plus(Layer(USER, given)))
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
     splitter = decoding.stages.splitter
@@ -183,7 +183,7 @@ def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str
     Args:
         translation: the translation.
         cfg: the whole configuration.
-        clean: what ``text_cleaner`` returned.
+        clean: what ``make_text_cleaner`` returned.
 
     Returns:
         The translation as it is written.
@@ -213,7 +213,7 @@ _WITHOUT_PREFIXES = ("ja", "ko", "zh")
 """Languages of sacremoses for which it has no list of abbreviations."""
 
 
-def text_cleaner(remove_bpe: str, detokenize: str) -> Callable[[str], str]:
+def make_text_cleaner(remove_bpe: str, detokenize: str) -> Callable[[str], str]:
     """Make the function that turns a tokenized output into text.
 
     Args:

@@ -52,7 +52,7 @@ def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str]
             tempfile.TemporaryFile(dir=place.parent).close()
 
 
-def score_lines(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) -> list[str]:
+def format_scores(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) -> list[str]:
     """The lines that report scores of text.
 
     BLEU counts sequences of four words. Where no output has so many, it is 0 also for perfect outputs, and a line says

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.cli.command import set_up_device
-from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_references
-from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
+from seqgen.cli.generate import check_input, input_lines, prefix_lines, split_references
+from seqgen.cli.line_decoding import check_path_and_split, load_with_notes, settings_of_part
 from seqgen.cli.output import check_output
 from seqgen.config import (
     DecodingCommonConfig,
@@ -21,7 +22,7 @@ from seqgen.config import (
     like,
     option,
 )
-from seqgen.config.settings import Settings
+from seqgen.config.settings import USER, Layer, Settings
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.metrics import METRICS
 from seqgen.text.translator import Translator
@@ -81,13 +82,13 @@ class ReferencedText:
     models: list[LoadedModel]
     settings: Settings
 
-    def translator(self, **given: Any) -> Translator:
+    def translator(self, given: Mapping[str, Any]) -> Translator:
         """Decode with the models.
 
         Args:
-            given: settings, as ``Translator`` takes them.
+            given: the settings that the user gave on the command line, by whole key.
         """
-        return Translator(self.models, settings=self.settings, **given)
+        return Translator(self.models, settings=self.settings.plus(Layer(USER, given)))
 
 
 def read_referenced_text(cfg: ReferencedTextConfig) -> ReferencedText:
@@ -100,8 +101,8 @@ def read_referenced_text(cfg: ReferencedTextConfig) -> ReferencedText:
         UserError: a model cannot be loaded, or a file cannot be read.
         DataError: there are no lines, or there is not one reference for each.
     """
-    references, _ = checked_input(cfg)
-    models = load_noted(cfg, set_up_device(cfg.common))
+    references, _ = check_input(cfg)
+    models = load_with_notes(cfg, set_up_device(cfg.common))
     task = models[0].task
     lines = list(input_lines(cfg, task))
     references = references if cfg.input else split_references(cfg, task)

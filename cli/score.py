@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.commands import tool
-from seqgen.cli.line_decoding import check_plain_text, load_noted
-from seqgen.cli.output import check_output, open_output, score_lines, write_report
+from seqgen.cli.commands import import_tool
+from seqgen.cli.line_decoding import check_plain_text, load_with_notes
+from seqgen.cli.output import check_output, format_scores, open_output, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
 from seqgen.core.errors import ConfigError, DataError
@@ -106,7 +106,7 @@ class ScoreConfig:
         minimum=0,
     )
     context_window: int = option(
-        0, "language models: tokens of each block that are context, seen but scored in the block before", minimum=0
+        0, "language models: first tokens of a block that are only context; the block before scored them", minimum=0
     )
     output: str = option(
         "-",
@@ -154,7 +154,7 @@ def score(cfg: ScoreConfig) -> int:
         return compare_systems(cfg)
     texts, _ = read_texts(cfg)
     if texts.hypotheses:
-        for line in score_lines(corpus_scores(cfg.metrics or METRICS, texts), texts.hypotheses):
+        for line in format_scores(corpus_scores(cfg.metrics or METRICS, texts), texts.hypotheses):
             print(line)
     return 0
 
@@ -229,7 +229,7 @@ def compare_systems(cfg: ScoreConfig) -> int:
     Raises:
         UserError: a key or file cannot be used.
     """
-    keys, tools = cfg.compare, tool("the comparison of several systems")
+    keys, tools = cfg.compare, import_tool("the comparison of several systems")
     if cfg.json:
         check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
     names = system_names(cfg.hypothesis, keys.names)
@@ -261,7 +261,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = parallel_lines([cfg.source or reference, reference])
-    loaded = load_noted(cfg, set_up_device(cfg.common))
+    loaded = load_with_notes(cfg, set_up_device(cfg.common))
     settings = dataclasses.asdict(cfg.generation)
     if not cfg.generation.combination:
         del settings["combination"]  # the first model may have one

@@ -79,7 +79,7 @@ def check_keys(typed: Sequence[str]) -> None:
     try:
         for key in keys:
             if key != CONFIG_KEY and not is_component_key(GenerateConfig, key):
-                locate(GenerateConfig(), key)
+                locate(GenerateConfig, key)
     except ConfigError:
         if "common.user_dir" not in keys and not entry_points(group="seqgen.plugins"):
             raise

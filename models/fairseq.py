@@ -294,17 +294,11 @@ leave them off."""
 _IGNORED_OPTIONS = frozenset(_LISTS["ignored"])
 """Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
 
-_FAMILIES = (
-    *("adam_", "aim_", "amp_", "checkpoint_", "distributed_", "ema_", "eval_", "fp16_", "keep_", "log_"),
-    *("lr_", "pipeline_", "reset_", "save_", "slowmo_", "validate_", "virtual_", "warmup_"),
-)
+_FAMILIES = tuple(_LISTS["prefix"])
 """The prefixes of further options about training, logging and saving."""
 
 
-_OF_THE_TASK = (
-    *("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size"),
-    *("self_target", "past_target"),
-)
+_OF_THE_TASK = _LISTS["language_modeling"]
 """Options of the task language_modeling that change the model."""
 
 

@@ -257,7 +257,14 @@ class T5Stack(LayerStack):
         super().__init__()
         self.cfg = cfg
         self.embed_tokens = embed_tokens
-        self.position_biases = _position_biases(cfg, layers, bidirectional=not is_decoder)
+        buckets, distance = cfg.relative_attention_num_buckets, cfg.relative_attention_max_distance
+        biases = [
+            RelativePositionBias(cfg.num_heads, buckets, distance, bidirectional=not is_decoder)
+            for _ in range(layers if cfg.per_layer_bias else 1)
+        ]
+        for bias in biases:
+            nn.init.normal_(bias.weight, std=cfg.d_model**-0.5)
+        self.position_biases = nn.ModuleList(biases)
         self.layers = LayerDropList(0.0, [T5Layer(cfg, is_decoder) for _ in range(layers)])
         self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
         self.dropout = Dropout(cfg.dropout_rate)
@@ -361,15 +368,3 @@ class T5Model(EncoderDecoderModel):
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or padding if that is not set."""
         return self.padding_idx if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
-
-
-def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.ModuleList:
-    """One bias that all layers share, or one for each layer."""
-    buckets, distance = cfg.relative_attention_num_buckets, cfg.relative_attention_max_distance
-    biases = [
-        RelativePositionBias(cfg.num_heads, buckets, distance, bidirectional)
-        for _ in range(layers if cfg.per_layer_bias else 1)
-    ]
-    for bias in biases:
-        nn.init.normal_(bias.weight, std=cfg.d_model**-0.5)
-    return nn.ModuleList(biases)

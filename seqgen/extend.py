@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from seqgen.cli.referenced_text import ReferencedText, ReferencedTextConfig, read_referenced_text
     from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
     from seqgen.config.added_options import register_options
-    from seqgen.config.compose import compose
+    from seqgen.config.compose import component_config, compose_given
     from seqgen.config.values import split_argument, to_dict
     from seqgen.core.backpointers import BackPointers
     from seqgen.core.beam_search import BeamSearch, Greedy
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS,
         MEMBER_LPROBS, BatchInfo, Component, Composite, Phrases, begin_component, flattened)
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
-    from seqgen.core.contract import ContractError
+    from seqgen.core.contract import ContractError, contract_error
     from seqgen.core.decoder import Decoder, IncrementalDecoder
     from seqgen.core.encoder import Encoder
     from seqgen.core.errors import (CheckpointError, ConfigError, DataError, DecodingError, ResourceError, UserError,
-        nearest, shown)
+        listing, nearest, shown)
     from seqgen.core.finished import EachRow, FinishedHypotheses, FirstFinished, Ranking
-    from seqgen.core.incremental_state import StateDict, StatefulModule, rows_of_parents, rows_of_sentences
+    from seqgen.core.incremental_state import (IncrementalState, StateDict, StatefulModule, rows_of_parents,
+        rows_of_sentences)
     from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
     from seqgen.core.model import EncoderDecoderModel
     from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from seqgen.data.parquet import read_column
     from seqgen.data.record_lines import (DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, Records, Template,
         TsvFormat, is_json, read_fields, read_header)
-    from seqgen.data.text import (ParallelFiles, decode_line, find_files, find_parallel, is_pipe, read_chunks,
+    from seqgen.data.text import (ParallelFiles, decode_line, digest, find_files, find_parallel, is_pipe, read_chunks,
         read_lines, stream_lines)
     from seqgen.data.text_datasets import NoisyTextDataset
     from seqgen.data.token_store import available_cores, build_store
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
     from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
     from seqgen.data.vocabularies import Vocabularies, check_joined, embedding_sizes
-    from seqgen.decoding.building import Resources
+    from seqgen.decoding.building import Resources, build_component
     from seqgen.decoding.combinations import Fusion, LogProbabilityMean, MeanConfig
     from seqgen.decoding.continuous_batching import generate_continuously
     from seqgen.decoding.fairseq_arguments import fairseq_generator
@@ -99,7 +100,7 @@ if TYPE_CHECKING:
     from seqgen.modules.attention import soft_capped
     from seqgen.modules.cached_weight import CachedWeight, change_class
     from seqgen.modules.dropout import Dropout, LayerDropList
-    from seqgen.modules.inspection import num_parameters, recorded
+    from seqgen.modules.inspection import num_parameters, record_passes
     from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
     from seqgen.modules.kv_cache.protocol import Attended, KeyValueCache, KeysAndValues
     from seqgen.modules.language_model import LanguageModel
@@ -116,13 +117,14 @@ if TYPE_CHECKING:
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
         register_task, register_utility)
     from seqgen.system.devices import out_of_memory
-    from seqgen.system.downloads import watched
-    from seqgen.system.error_messages import printable, reading_errors
+    from seqgen.system.downloads import watch_download
+    from seqgen.system.error_messages import library_errors, printable, reading_errors
     from seqgen.system.files import (disk_errors, new_file, new_folder, open_own, remove_leftovers, run_lock, sync,
         write_atomically)
     from seqgen.system.processes import STOPPING, NotedSignals, end_with
     from seqgen.system.progress import LineProgress, clock, duration
-    from seqgen.system.reading import is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path
+    from seqgen.system.reading import (is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path,
+        unique_keys)
     from seqgen.task import PromptTask, Task
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
@@ -132,8 +134,8 @@ if TYPE_CHECKING:
     from seqgen.text.languages import LanguageReader, TextModel, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
-    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, count_ngrams,
-        expected_utilities, utility_from_config)
+    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
+        count_ngrams, expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
     from seqgen.text.text_decoding import TextDecoding
@@ -143,14 +145,15 @@ if TYPE_CHECKING:
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
     from seqgen.training.optimizers import SGD
-    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decoding
+    from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decode_option
 # isort: on
 # fmt: on
 
 # Declaring a component
 __all__ = ["DECODING_COMPONENTS", "GROUPS", "BaseConfig", "CheckpointError", "CommonConfig", "ConfigError"]
 __all__ += ["ContractError", "DataError", "DecodingError", "GenerationConfig", "ReadingConfig", "ResourceError"]
-__all__ += ["TrainConfig", "UserError", "nearest", "option", "register_options", "shown"]
+__all__ += ["TrainConfig", "UserError", "build_component", "component_config", "contract_error", "listing", "nearest"]
+__all__ += ["option", "register_options", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FORBIDDEN", "HIDDEN_STATES", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Composite", "Hypothesis", "LayerLogits", "Phrases", "Resources"]
@@ -178,20 +181,21 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 # From lines to lines
 __all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Matrix"]
 __all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis", "TextModel"]
-__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "corpus_metric"]
-__all__ += ["corpus_scores", "count_ngrams", "encode_target", "expected_utilities", "register_feature"]
-__all__ += ["register_line_stage", "register_metric", "register_output_format", "register_reranker"]
-__all__ += ["register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
+__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
+__all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_target", "expected_utilities"]
+__all__ += ["register_feature", "register_line_stage", "register_metric", "register_output_format"]
+__all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config"]
+__all__ += ["with_prefixes"]
 # Models
 __all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
-__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
-__all__ += ["KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack", "LayeredDecoder", "LayeredEncoder"]
-__all__ += ["LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention", "ProjectedOutput"]
-__all__ += ["QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source", "StateDict"]
-__all__ += ["StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
+__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "IncrementalState"]
+__all__ += ["KeyValueCache", "KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack", "LayeredDecoder"]
+__all__ += ["LayeredEncoder", "LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention"]
+__all__ += ["ProjectedOutput", "QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source"]
+__all__ += ["StateDict", "StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
 __all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "check_joined"]
-__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "recorded", "register_model", "save_pretrained"]
-__all__ += ["segment_mask", "soft_capped"]
+__all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "record_passes", "register_model"]
+__all__ += ["save_pretrained", "segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
 __all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "DocumentEncoder", "Example"]
 __all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "Objective", "PairDataset"]
@@ -202,12 +206,11 @@ __all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split",
 __all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
 __all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
 __all__ += ["read_header", "read_ids", "read_lines", "read_model", "register_task", "register_tokenizer"]
-__all__ += ["replace_spans"]
-__all__ += ["save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_mask", "split_files", "split_numbers"]
-__all__ += ["stream_lines", "write_settings"]
+__all__ += ["replace_spans", "save_pretrained_tokenizer", "save_tokenizer", "span_counts", "span_mask", "split_files"]
+__all__ += ["split_numbers", "stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
-__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decoding"]
+__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decode_option"]
 __all__ += ["register_criterion", "register_lr_scheduler", "register_optimizer", "target_logits"]
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "Layout", "LoadedModel", "Piece", "Placement"]
@@ -215,13 +218,14 @@ __all__ += ["build_on_meta", "build_with_weights", "flatten", "fuse_projections"
 __all__ += ["load_weights", "local_path", "read_torch_file", "read_yaml", "register_checkpoint_loader", "run_folder"]
 __all__ += ["split_path", "stacked_pieces"]
 # Commands
-__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output", "check_plain_text"]
-__all__ += ["clock", "compose", "duration", "import_plugins", "log", "read_referenced_text", "register_model_format"]
-__all__ += ["run", "set_up_device", "split_argument", "to_dict", "write_report"]
+__all__ += ["Arguments", "LineProgress", "ReferencedText", "ReferencedTextConfig", "check_output"]
+__all__ += ["check_plain_text", "clock", "compose_given", "duration", "import_plugins", "log"]
+__all__ += ["read_referenced_text", "register_model_format", "run", "set_up_device", "split_argument", "to_dict"]
+__all__ += ["write_report"]
 # Files and processes
-__all__ += ["STOPPING", "NotedSignals", "available_cores", "disk_errors", "end_with", "fingerprint", "is_stored"]
-__all__ += ["new_file", "new_folder", "open_own", "open_regular", "out_of_memory", "parse_json", "parse_yaml"]
-__all__ += ["printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock", "similar_path", "sync"]
-__all__ += ["watched", "write_atomically"]
+__all__ += ["STOPPING", "NotedSignals", "available_cores", "digest", "disk_errors", "end_with", "fingerprint"]
+__all__ += ["is_stored", "library_errors", "new_file", "new_folder", "open_own", "open_regular", "out_of_memory"]
+__all__ += ["parse_json", "parse_yaml", "printable", "read_bytes", "reading_errors", "remove_leftovers", "run_lock"]
+__all__ += ["similar_path", "sync", "unique_keys", "watch_download", "write_atomically"]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -307,7 +307,7 @@ class Task(_Scored):
                 f"generation.prompt_lookup={cfg.prompt_lookup} searches the source for n-grams of the output, but "
                 "source and target have different vocabularies; remove it, or train with a joint vocabulary"
             )
-        vocabularies = {"tokenizer": self.target_tokenizer, "source_dictionary": self.source_dictionary}
+        vocabularies: dict[str, Any] = {"tokenizer": self.target_tokenizer, "source_dictionary": self.source_dictionary}
         return SequenceGenerator(build_setup(models, self.target_dictionary, cfg, **vocabularies, **further))
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:

@@ -18,7 +18,7 @@ from seqgen.registry import register_criterion
 from seqgen.task import Task
 from seqgen.training.criteria import CriterionOut, CrossEntropyConfig, CrossEntropyCriterion
 from seqgen.training.distributed import ProcessGroup, join, leave
-from seqgen.training.sequence_criterion import SequenceConfig, SequenceCriterion, decoding
+from seqgen.training.sequence_criterion import SequenceConfig, SequenceCriterion, decode_option
 from seqgen.training.train import StopSignals
 from seqgen.training.training_loop import TrainingRun
 from tests.training_runs import Lab, free_port
@@ -79,7 +79,7 @@ class ShortOfMemory(CrossEntropyCriterion):
 class BaselineConfig(SequenceConfig):
     """Samples of at most 12 tokens."""
 
-    decode: GenerationConfig = decoding(beam=3, sampling=True, max_len=12)
+    decode: GenerationConfig = decode_option(beam=3, sampling=True, max_len=12)
 
 
 @register_criterion("with_baseline", config=BaselineConfig)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from seqgen.extend import ContractError, parse_yaml
-from seqgen.system.error_messages import missing
+from seqgen.system.error_messages import missing_hook
 
 
 class Violation(Exception):
@@ -60,7 +60,7 @@ def require(
 
 @contextmanager
 def at(**place: int | None) -> Iterator[None]:
-    """Give another place to the violations that are raised within.
+    """Set the place of the violations that are raised in the ``with`` block.
 
     Args:
         place: the step, sentence or beam of the violation; ``None`` for none.
@@ -73,8 +73,8 @@ def at(**place: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks of modules at the end."""
+def remove_hooks_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks of modules at the end of the ``with`` block."""
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ class Raised(Violation):
         places = [place for place in places if place[0] not in _LIBRARIES]
         of_user = [place for place in places if place[0] != "seqgen"]
         _, file, line = (of_user or places)[-1]
-        why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
+        why = (isinstance(error, NotImplementedError) and missing_hook(error)) or str(error).strip().partition("\n")[0]
         contract = isinstance(error, ContractError)
         super().__init__(why if contract else f"{type(error).__name__}: {why} ({file}:{line})")
         self.by_user = contract or bool(of_user)

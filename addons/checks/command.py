@@ -124,11 +124,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             _run(found[0] if found else "model", [name, *arguments])
     meant = nearest(name.partition("=")[0], CHECKS)
     wrong = f"there is no check {name!r}{meant}" if name else "the check is missing"
-    _fail(f"{wrong}; give {_choices()}")
-
-
-def _choices() -> str:
-    return ", ".join(f"{kind}={'RUN' if kind == 'path' else 'NAME'}" for kind in reversed(CHECKS))
+    choices = ", ".join(f"{kind}={'RUN' if kind == 'path' else 'NAME'}" for kind in reversed(CHECKS))
+    _fail(f"{wrong}; give {choices}")
 
 
 def _fail(message: str) -> NoReturn:

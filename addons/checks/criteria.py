@@ -20,8 +20,8 @@ from seqgen.addons.checks.checking import (
     Violation,
     Wrong,
     at,
-    hooked,
     read_advice,
+    remove_hooks_afterwards,
     require,
 )
 from seqgen.addons.checks.search import same_hypotheses
@@ -315,7 +315,7 @@ def decoding_is_not_training(subject: Training) -> None:
 
     handles = [module.register_forward_pre_hook(note) for module in model.modules()]
     before = torch.get_rng_state()
-    with hooked(handles):
+    with remove_hooks_afterwards(handles):
         found = criterion.decode(model, subject.batch())
     require(not noted, f"decode runs {noted[0] if noted else ''} in training mode, with dropout")
     require(torch.equal(torch.get_rng_state(), before), "decode changes the state of random numbers of training")

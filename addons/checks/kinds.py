@@ -143,7 +143,7 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
-            f"the model has {positions[0]} source and {positions[1]} target positions, and the checks need {SHORTEST}; "
+            f"the model has {positions[0]} source and {positions[1]} target positions, but the checks need {SHORTEST}; "
             "set the model's maximum lengths to at least that"
         )
     return subject
@@ -157,7 +157,7 @@ def _use_cache(decoder: nn.Module, name: str) -> None:
         unread += cache.__subclasses__()
     layers = [one for one in decoder.modules() if isinstance(one, MultiheadAttention) and not one.encoder_decoder]
     if name not in found or not layers:
-        wrong = f"there is no class of this name{nearest(name, found)}" if layers else "the decoder has no attention"
+        wrong = f"the name is unknown{nearest(name, found)}" if layers else "the decoder has no attention"
         raise ConfigError(f"cache={name}: {wrong}; name a subclass of KeyValueCache, and a transformer")
     for layer in layers:
         layer.cache = found[name]

@@ -18,8 +18,8 @@ from seqgen.addons.checks import search, stepping
 from seqgen.addons.checks.checking import (
     Invariants,
     Violation,
-    hooked,
     needs,
+    remove_hooks_afterwards,
     require,
 )
 from seqgen.addons.checks.subject import LENGTHS, Subject
@@ -105,7 +105,7 @@ def start_token_is_read(subject: Subject) -> None:
     encoder_out = subject.encode(batch)
     embeddings = [module for module in subject.model.decoder.modules() if isinstance(module, nn.Embedding)]
     handles = [module.register_forward_hook(add_noise) for module in embeddings]
-    with hooked(handles):
+    with remove_hooks_afterwards(handles):
         moved = subject.model.decoder(batch.prev_output_tokens, encoder_out).logits
     needs(noisy, "no nn.Embedding of the decoder reads the target tokens")
     require(moved.isfinite().all(), "the logits after the start token are not finite", step=0)
@@ -188,7 +188,7 @@ def without_cached_weights(subject: Subject, model: EncoderDecoderModel) -> Enco
 Change = Callable[[Subject, EncoderDecoderModel], object]
 
 
-def fresh_after(what: str, *changes: Change) -> Callable[[Subject], None]:
+def never_stale_after(what: str, *changes: Change) -> Callable[[Subject], None]:
     """The invariant that a decode after changes of the weights uses the new weights.
 
     Args:
@@ -250,7 +250,7 @@ def saved_weights_are_the_model(subject: Subject) -> None:
     subject.same(got, subject.logits(batch), what="a new model with the same weights differs")
 
 
-def fresh_after_moving(subject: Subject) -> None:
+def never_stale_after_moving(subject: Subject) -> None:
     """A decode after a change of the dtype uses weights of the new dtype."""
     model = copy.deepcopy(subject.model).float()
     before = stepped_logits(subject, model)
@@ -263,7 +263,7 @@ def fresh_after_moving(subject: Subject) -> None:
     subject.same(got, wanted, what="after a change of the dtype, a decode uses an outdated weight")
 
 
-def inference_mode(subject: Subject) -> None:
+def inference_mode_changes_nothing(subject: Subject) -> None:
     """Values cached in inference mode are usable in later decodes, and training is possible afterwards."""
     model = copy.deepcopy(subject.model)
     wanted = stepped_logits(subject, model)
@@ -285,25 +285,25 @@ PASSES: Invariants[Subject] = {
     "probabilities sum to one": probabilities_sum_to_one,
 }
 STEPPING: Invariants[Subject] = {
-    "steps = parallel pass": stepping.stepped_equals_parallel,
-    "steps after any order of rows": stepping.stepped_after_any_order,
-    "steps after reordering beams": stepping.stepped_after_reordering_beams,
-    "steps after rolling back": stepping.stepped_after_rolling_back,
-    "batches that join": stepping.batches_that_join,
-    "start offsets": stepping.start_offsets,
-    "attention in steps": stepping.attention_stepped,
+    "steps = parallel pass": stepping.steps_equal_parallel_pass,
+    "steps after any order of rows": stepping.reordering_rows_changes_nothing,
+    "steps after reordering beams": stepping.reordering_beams_changes_nothing,
+    "steps after rolling back": stepping.rolling_back_changes_nothing,
+    "batches that join": stepping.joining_batches_changes_nothing,
+    "start offsets": stepping.start_offsets_are_read,
+    "attention in steps": stepping.attention_equals_parallel_pass,
     "two decodes at a time": stepping.states_do_not_mix,
     "copies share no state": stepping.copies_share_no_state,
 }
 WEIGHTS: Invariants[Subject] = {
     "every parameter is trained": every_parameter_is_trained,
     "saved weights are the model": saved_weights_are_the_model,
-    "no stale weight after training": fresh_after("training", train_step, train_step),
-    "no stale weight after a step in eval()": fresh_after("an optimizer step in evaluation mode", _step, _step),
-    "no stale weight after loading": fresh_after("loading weights", _load(assign=False), _load(assign=True)),
-    "no stale weight after moving": fresh_after_moving,
-    "no stale weight after a change in place": fresh_after("a change in place", _change_in_place, _replace_data),
-    "inference mode": inference_mode,
+    "no stale weight after training": never_stale_after("training", train_step, train_step),
+    "no stale weight after a step in eval()": never_stale_after("an optimizer step in evaluation mode", _step, _step),
+    "no stale weight after loading": never_stale_after("loading weights", _load(assign=False), _load(assign=True)),
+    "no stale weight after moving": never_stale_after_moving,
+    "no stale weight after a change in place": never_stale_after("a change in place", _change_in_place, _replace_data),
+    "inference mode": inference_mode_changes_nothing,
 }
 SEARCH: Invariants[Subject] = {
     "search: cached = uncached": search.cached_equals_uncached,

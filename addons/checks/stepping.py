@@ -153,7 +153,7 @@ def _sharings(subject: Subject) -> Iterator[bool]:
         yield True
 
 
-def stepped_equals_parallel(subject: Subject) -> None:
+def steps_equal_parallel_pass(subject: Subject) -> None:
     """Steps of one and of several positions, without any reordering, with a plain dict and with a state."""
     for shared in _sharings(subject):
         for plain_state in (True, False):
@@ -162,7 +162,7 @@ def stepped_equals_parallel(subject: Subject) -> None:
                 decode.step(new_tokens)
 
 
-def stepped_after_any_order(subject: Subject) -> None:
+def reordering_rows_changes_nothing(subject: Subject) -> None:
     """Rows are repeated, dropped and moved across sentences."""
     for shared in _sharings(subject):
         decode = Decode(subject, shared=shared, plain_state=True)
@@ -173,7 +173,7 @@ def stepped_after_any_order(subject: Subject) -> None:
             decode.step(1 + size % 2)
 
 
-def stepped_after_reordering_beams(subject: Subject) -> None:
+def reordering_beams_changes_nothing(subject: Subject) -> None:
     """Beams are reordered within their sentences, and sentences are dropped."""
     for shared in _sharings(subject):
         decode = Decode(subject, shared=shared)
@@ -196,7 +196,7 @@ def stepped_after_reordering_beams(subject: Subject) -> None:
         decode.step(1)
 
 
-def stepped_after_rolling_back(subject: Subject, beam_indirection: bool | None = None) -> None:
+def rolling_back_changes_nothing(subject: Subject, beam_indirection: bool | None = None) -> None:
     """The last positions are removed and decoded again."""
     needs(subject.decoder.can_roll_back, "the decoder cannot roll back (can_roll_back)")
     needs(getattr(subject.cache, "roll_back", None) != KeyValueCache.roll_back, "the key/value cache has no roll_back")
@@ -216,7 +216,7 @@ def stepped_after_rolling_back(subject: Subject, beam_indirection: bool | None =
     decode.step()
 
 
-def batches_that_join(subject: Subject, beam_indirection: bool | None = None) -> None:
+def joining_batches_changes_nothing(subject: Subject, beam_indirection: bool | None = None) -> None:
     """Sentences join a running batch, are dropped, and positions that no sentence sees are cropped."""
     needs(subject.decoder.can_merge, "the decoder cannot merge batches (can_merge)")
     needs(getattr(subject.cache, "can_merge", True), "the key/value cache cannot merge batches (can_merge)")
@@ -248,7 +248,7 @@ def batches_that_join(subject: Subject, beam_indirection: bool | None = None) ->
     third.step()
 
 
-def start_offsets(subject: Subject) -> None:
+def start_offsets_are_read(subject: Subject) -> None:
     """Columns before the start offset of a sentence are masked, and do not count as positions."""
     reads = subject.decoder.can_merge and not subject.is_language_model  # which counts all columns
     needs(reads, "the decoder does not read start offsets (can_merge)")
@@ -272,7 +272,7 @@ def start_offsets(subject: Subject) -> None:
             subject.same(got[row : row + 1, start:], wanted, step=start, rows=[row], beam=BEAM)
 
 
-def attention_stepped(subject: Subject) -> None:
+def attention_equals_parallel_pass(subject: Subject) -> None:
     """The attention of a decode is that of the parallel pass."""
     batch, decoder = subject.inputs(target_length=4, rows_per_sentence=BEAM), subject.decoder
     encoder_out = subject.encode(batch)

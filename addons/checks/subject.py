@@ -393,7 +393,7 @@ class Decoding(Compared):
         except ConfigError as error:
             if not options:
                 raise
-            raise NotApplicableError(f"its decode does not go with the keys given: {error}") from None
+            raise NotApplicableError(f"its decode does not support the given keys: {error}") from None
 
     def phrases(self, setup: DecodingSetup, batch: Batch) -> list[Phrases] | None:
         """Phrases for a strategy that supports constraints: none, one or two for each sentence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +45,6 @@ class Prepared(Compared):
         """The first examples."""
         return [self.dataset.example(i, epoch=1, seed=1) for i in range(min(MOST, len(self.dataset)))]
 
-    def uneven(self) -> list[Example]:
-        """A few examples whose lengths differ as much as possible."""
-        ordered = sorted(self.examples(), key=lambda example: (len(example.source), len(_target(example))))
-        return ordered[:: max(1, len(ordered) // 4)][:5]
-
 
 def _target(example: Example) -> Tensor:
     """The target; an empty one if there is none."""
@@ -74,17 +70,11 @@ def text_survives(subject: Prepared) -> None:
 
 
 def _texts(subject: Prepared) -> list[str]:
-    """The target text of the split, or that of its examples."""
-    return _references(subject) or [subject.task.decode(_target(example)) for example in subject.examples()]
-
-
-def _references(subject: Prepared) -> list[str]:
-    """The first references of the split; empty if it has none, or several sources that are read one at a time."""
-    try:
-        found = subject.task.references(subject.split)
-        return [] if found is None else list(itertools.islice(found, MOST))
-    except ConfigError:
-        return []
+    """The first references of the split, or the target text of its examples."""
+    with suppress(ConfigError):  # several sources that are read one at a time
+        if found := list(itertools.islice(subject.task.references(subject.split) or (), MOST)):
+            return found
+    return [subject.task.decode(_target(example)) for example in subject.examples()]
 
 
 def ids_are_in_the_vocabulary(subject: Prepared) -> None:
@@ -154,7 +144,10 @@ def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
 
 def batches_have_the_examples(subject: Prepared) -> None:
     """A batch is that of ``Task.collate``, and perhaps more padding; first target tokens may be the decoder's start."""
-    task, model, examples = subject.task, subject.model, subject.uneven()
+    task, model = subject.task, subject.model
+    # a few examples whose lengths differ as much as possible
+    ordered = sorted(subject.examples(), key=lambda example: (len(example.source), len(_target(example))))
+    examples = ordered[:: max(1, len(ordered) // 4)][:5]
     batch: Any = task.collate(examples, model)
     plain: Any = Task.collate(task, examples, model)
     require(batch.num_sentences == len(examples), f"a batch of {len(examples)} examples has {batch.num_sentences} rows")

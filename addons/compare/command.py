@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
-from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
-from seqgen.cli.commands import tool
+from seqgen.addons.compare.runs import as_dict, load_runs, sort_runs, text_table
+from seqgen.cli.commands import import_tool
 from seqgen.config import option
 from seqgen.extend import (
     ConfigError,
@@ -90,7 +90,7 @@ def _show_trace(cfg: ShowConfig) -> None:
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
     check_output("page", output, file)
-    traces = tool("the page of a trace")
+    traces = import_tool("the page of a trace")
     trace = traces.Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
@@ -108,7 +108,7 @@ def _show_runs(cfg: ShowConfig) -> None:
         check_output("page", cfg.page, other_outputs=[cfg.json])
         if find_spec("matplotlib") is None:
             raise ConfigError("the page of runs needs a package: pip install matplotlib")
-    runs = sorted_runs(runs_of(cfg.path, vars(cfg)), cfg.sort)
+    runs = sort_runs(load_runs(cfg.path, vars(cfg)), cfg.sort)
     if cfg.page:
         write_atomically(Path(cfg.page), page_of_runs(runs, cfg.sort))
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)

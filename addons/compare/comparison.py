@@ -27,7 +27,7 @@ def changes(first: System, other: System, texts: Texts, chrf: Measure, count: in
     Returns:
         Those with the largest differences first, in their JSON form; equal outputs are left out.
     """
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "line": number + 1,
             "chrf": [chrf.score(system.hypotheses, [number]) for system in (first, other)],

@@ -307,7 +307,7 @@ _MOST_SCORES = 4
 _FIRST = ("bleu", "chrf", "exact_match", "loss", "ppl", "accuracy")
 
 
-def sorted_runs(runs: Sequence[Run], by: str) -> list[Run]:
+def sort_runs(runs: Sequence[Run], by: str) -> list[Run]:
     """Sort runs.
 
     Args:
@@ -357,7 +357,7 @@ def score_names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.best))
 
 
-def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
+def choose_scores(runs: Sequence[Run], by: str) -> list[str]:
     """The scores of the text: the one that sorts, those that select checkpoints, and well-known ones."""
     names = {name.lower(): name for name in score_names(runs)}
     wanted = [by.lower(), *(run.metric.lower() for run in runs), *_FIRST]
@@ -375,7 +375,7 @@ def text_table(runs: Sequence[Run], by: str = "", width: int = WIDTH) -> str:
     Returns:
         The lines.
     """
-    scores = chosen_scores(runs, by)
+    scores = choose_scores(runs, by)
     head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
     rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
     parts = [table_text(head, rows, texts=(1,), width=width)]
@@ -449,10 +449,10 @@ def table_by_score(folders: Sequence[Path], metric: str) -> str:
     """A table of runs, the best first if they have the score ``metric``, else in their order."""
     runs = read_runs(folders)
     by = metric if metric.lower() in map(str.lower, score_names(runs)) else ""
-    return text_table(sorted_runs(runs, by), by)
+    return text_table(sort_runs(runs, by), by)
 
 
-def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
+def load_runs(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
     """Read the runs in folders, and print what is wrong with them.
 
     Args:

@@ -21,24 +21,23 @@ from numpy.typing import NDArray
 from torch import nn
 
 from seqgen.addons.confidence.options import ConfidenceOptions
-from seqgen.config import FILES, INPUT, SPEED, GenerationConfig, from_dict, keys_tagged, option
-from seqgen.config.values import DEFAULTS
-from seqgen.core.errors import listing
-from seqgen.data.text import digest
+from seqgen.config import DEFAULTS, FILES, INPUT, SPEED, GenerationConfig, from_dict, keys_tagged, option
 from seqgen.extend import (
     ConfigError,
     DataError,
     Matrix,
     Translation,
     Utility,
+    compare_texts,
+    digest,
+    listing,
     parse_json,
     read_bytes,
     reading_errors,
     to_dict,
+    unique_keys,
     write_atomically,
 )
-from seqgen.system.reading import unique_keys
-from seqgen.text.reranking import compared
 
 FORMAT = "seqgen calibration 1"
 KEEPS_BEST = ("nbest", "observers")
@@ -196,7 +195,7 @@ class Measured:
     unrelated: Matrix
 
 
-def measured(translations: Iterable[Translation], references: Iterable[str], utility: Utility) -> Measured:
+def measure_quality(translations: Iterable[Translation], references: Iterable[str], utility: Utility) -> Measured:
     """Measure the quality of outputs.
 
     Args:
@@ -206,20 +205,20 @@ def measured(translations: Iterable[Translation], references: Iterable[str], uti
     """
     pairs = [pair for pair in zip(translations, references, strict=True) if pair[0].num_tokens]
     rows = [
-        compared(utility, [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
+        compare_texts(utility, [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
         for row, (one, reference) in enumerate(pairs)
     ]
     found = numpy.array(rows).reshape(-1, 4)  # of the output, of the output with another line's, of the source
     return Measured([one for one, _ in pairs], found[:, 0], found[:, [2, 1]])
 
 
-def halves(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+def split_into_halves(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """The lines on which the map is fitted, and the held-out ones: random halves, the same for each call."""
     order = numpy.random.default_rng(1).permutation(count)
     return order[: count // 2], order[count // 2 :]
 
 
-def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **facts: Any) -> Calibration:
+def fit_calibration(values: Matrix, qualities: Matrix, quality: float | None = None, **facts: Any) -> Calibration:
     """Fit the map on half of the lines, and hold the others out.
 
     Args:
@@ -236,7 +235,7 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
 
     if len(values) < FEWEST:
         raise DataError(f"a calibration needs {FEWEST} lines with an output, but there are {len(values)}; give more")
-    fit, held_out = halves(len(values))
+    fit, held_out = split_into_halves(len(values))
     least = float(numpy.quantile(qualities[fit], 0.25)) if quality is None else quality
     if quality is None and (qualities[fit] > least).any():
         least = float(numpy.nextafter(least, math.inf))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -13,13 +14,13 @@ from seqgen.addons.confidence.calibration import (
     Calibration,
     Measured,
     calibrated_settings,
-    fitted,
-    halves,
-    measured,
+    fit_calibration,
+    measure_quality,
+    split_into_halves,
     weights_fingerprint,
 )
 from seqgen.addons.confidence.report import PICTURES, ConfidenceReport
-from seqgen.config import INPUT, given_settings, keys_tagged, option
+from seqgen.config import INPUT, keys_tagged, option
 from seqgen.extend import (
     Arguments,
     ConfigError,
@@ -62,24 +63,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: CalibrateConfig, typed: Arguments) -> None:
-        calibrate(cfg, typed.overrides)
+        calibrate(cfg, typed.given)
 
     run(CalibrateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
+def calibrate(cfg: CalibrateConfig, given: Mapping[str, Any]) -> None:
     """Decode the text, write the calibration, and print the figures for the lines that were held out.
 
     Args:
         cfg: the whole configuration.
-        overrides: its ``key=value`` arguments.
+        given: the settings that the user gave, by whole key.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     _check_keys(cfg)
     text = read_referenced_text(cfg)
-    translator = text.translator(**given_settings(cfg, overrides))
+    translator = text.translator(given)
     names = list(dict.fromkeys(cfg.generation.quality_features)) or FEATURES
     decoding = translator.prepare(quality_features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:
@@ -88,7 +89,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = utility_from_config(replace(decoding.cfg, mbr=cfg.metric), resources)
     log(f"decoding {len(text.lines)} lines ...")
-    found = measured(decoding.translate(text.lines, text.prefixes), text.references, utility)
+    found = measure_quality(decoding.translate(text.lines, text.prefixes), text.references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
     mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
@@ -101,9 +102,9 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     if not cfg.generation.confidence:
         values = numpy.array([[one.features[name] for name in names] for one in found.translations])
         facts = {"model": weights_fingerprint(translator.models), "settings": calibrated_settings(decoding.cfg)}
-        made = fitted(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
+        made = fit_calibration(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
         made.save(Path(cfg.output))
-        rows = halves(len(values))[1]
+        rows = split_into_halves(len(values))[1]
         rest = Measured([found.translations[row] for row in rows], found.qualities[rows], found.unrelated[rows])
         return _report(cfg, rest, made.probabilities(values[rows]), made.quality)
     made = Calibration.load(Path(cfg.generation.confidence))

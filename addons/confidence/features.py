@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from seqgen.config.values import LARGEST_FLOAT
-from seqgen.core.contract import contract_error
+from seqgen.config import LARGEST_FLOAT
 from seqgen.extend import (
     Chrf,
     Component,
@@ -17,6 +16,7 @@ from seqgen.extend import (
     Resources,
     TextHypothesis,
     Translation,
+    contract_error,
     register_feature,
     shown,
 )
@@ -186,7 +186,7 @@ class BoostedLprob(Feature):
             ConfigError: the top tokens are not known, or there is only one for each output token.
         """
         item = translation.hypotheses[0]
-        tokens, scores = item.hypothesis.top_tokens, item.hypothesis.top_scores
+        tokens, scores = item.top_tokens, item.top_scores
         if tokens is None or scores is None or tokens.size(1) < 2:
             raise ConfigError("the feature boosted_lprob needs generation.top_tokens=2 or more, such as 20; set it")
         top = scores.double().exp()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config import FILES, KEEPS_SCORES, Requirement, decoding_key
-from seqgen.config.options import CALL, NOT_IN_TRAINING
+from seqgen.config import CALL, FILES, KEEPS_SCORES, NOT_IN_TRAINING, Requirement, decoding_key
 
 _HAS_CONFIDENCE = Requirement(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; set both")
 

@@ -11,8 +11,8 @@ import numpy
 from seqgen.addons.confidence.calibration import Calibration, calibrated_settings, weights_fingerprint
 from seqgen.addons.confidence.features import Feature, feature_values
 from seqgen.config import GenerateConfig, GenerationConfig
-from seqgen.decoding.building import build
 from seqgen.extend import (
+    DECODING_COMPONENTS,
     ConfigError,
     InputLine,
     LineOrder,
@@ -20,9 +20,9 @@ from seqgen.extend import (
     Resources,
     TextModel,
     Translation,
+    build_component,
     register_line_stage,
 )
-from seqgen.registry import FEATURES
 
 
 @register_line_stage("confidence")
@@ -67,7 +67,10 @@ class ConfidenceStage(LineStage):
                 raise ConfigError(f"generation.confidence={cfg.confidence}: {error}") from None
         self.marks = cfg.review_share > 0 or cfg.review_risk < 1
         names = dict.fromkeys([*cfg.quality_features, *self.calibration.features])
-        self.features: dict[str, Feature] = {name: build(FEATURES, name, Feature, cfg, resources) for name in names}
+        features, _ = DECODING_COMPONENTS["feature"]
+        self.features: dict[str, Feature] = {
+            name: build_component(features, name, Feature, cfg, resources) for name in names
+        }
 
     @classmethod
     def check(cls, cfg: GenerateConfig) -> None:

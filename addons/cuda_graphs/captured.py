@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.addons.cuda_graphs.graphs import GRAPHS
-from seqgen.core.errors import listing
-from seqgen.core.incremental_state import IncrementalState, leaves
+from seqgen.core.incremental_state import leaves
 from seqgen.core.member import encode, run_decoder
 from seqgen.extend import (
     LAYER_LOGITS,
     DecodingSetup,
     EncoderDecoderModel,
+    IncrementalState,
     Member,
     MemberOutput,
     PlannedMember,
@@ -83,7 +83,7 @@ def obstacle(model: EncoderDecoderModel, device: torch.device) -> str:
     """Why no step of a model can be recorded on a device; empty if steps can."""
     decoder: Any = model.decoder
     if device.type not in GRAPHS:
-        return f"steps are recorded on {listing(sorted(GRAPHS))}, not on {device.type}"
+        return f"steps are recorded on {' and '.join(sorted(GRAPHS))}, not on {device.type}"
     if not getattr(decoder, "can_merge", False) or decoder.reads_history or model.continues_source:
         return f"{type(decoder).__name__} does not set can_merge, reads earlier tokens or continues its source"
     return "" if decoder.shares_encoder_output else f"{type(decoder).__name__} does not set shares_encoder_output"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config import FILES, decoding_key
-from seqgen.config.options import CONSTRAINED, CONSTRAINS, NOT_IN_TRAINING
+from seqgen.config import CONSTRAINED, CONSTRAINS, FILES, NOT_IN_TRAINING, decoding_key
 
 
 @dataclass

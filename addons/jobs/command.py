@@ -25,9 +25,9 @@ from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
     decoding_files,
+    make_text_cleaner,
     part_of,
     prepare_decoding,
-    text_cleaner,
 )
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
@@ -159,19 +159,16 @@ def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
             f"job.folder={folder} is the folder of the input, and the job's files would be part of the input when it "
             "is continued; give another folder"
         )
-    if cfg.output != "-" and _is_input(Path(cfg.output), inputs):
+    output = Path(cfg.output).resolve()
+    if inputs.is_dir():
+        is_input = output.parent == inputs.resolve()
+    else:
+        is_input = fnmatch(output.name, inputs.name) and fnmatch(str(output.parent), str(inputs.parent.resolve()))
+    if cfg.output != "-" and is_input:
         raise ConfigError(
             f"output={cfg.output} would be part of input={cfg.input} when the job is continued; give a file in another "
             "folder"
         )
-
-
-def _is_input(file: Path, inputs: Path) -> bool:
-    """True if a file would be found as input: it is in the input's folder, or matches its name with wildcards."""
-    place = file.resolve()
-    if inputs.is_dir():
-        return place.parent == inputs.resolve()
-    return fnmatch(place.name, inputs.name) and fnmatch(str(place.parent), str(inputs.parent.resolve()))
 
 
 def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,7 +251,7 @@ class CommandDecoder:
         _, self.decoding = prepare_decoding(cfg, given, device, self.notes.append)
         self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **file_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
-        self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
+        self.clean = make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
         self.task = part_of(cfg.dataset, self.decoding.task)
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:

@@ -51,22 +51,16 @@ class Answers:
         counts: what the line stages counted, by name.
     """
 
-    outputs: Sequence[str]
-    failures: Sequence[Failure] = ()
-    notes: Sequence[tuple[int, str]] = ()
+    outputs: list[str]
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Answers) -> Answers:
-        return Answers(
-            [*self.outputs, *other.outputs],
-            [*self.failures, *other.failures],
-            [*self.notes, *other.notes],
-            self.tokens + other.tokens,
-            self.seconds + other.seconds,
-            self.counts + other.counts,
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Answers(*(one + two for one, two in pairs))
 
 
 class LineDecoder(Protocol):

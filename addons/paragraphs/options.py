@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config import INPUT, KEEPS_SCORES, WHOLE_LINE, Requirement, decoding_key
-from seqgen.config.options import NOT_IN_TRAINING
+from seqgen.config import INPUT, KEEPS_SCORES, NOT_IN_TRAINING, WHOLE_LINE, Requirement, decoding_key
 
 
 @dataclass

@@ -14,7 +14,6 @@ from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.extend import (
     ConfigError,
     DataError,
-    Hypothesis,
     InputLine,
     LanguageReader,
     LineOrder,
@@ -25,9 +24,9 @@ from seqgen.extend import (
     TextHypothesis,
     TextModel,
     Translation,
+    library_errors,
     register_line_stage,
 )
-from seqgen.system.error_messages import library_errors
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -222,20 +221,20 @@ class ParagraphStage(LineStage):
             notes = [*split.notes, *parts[0].notes]
             return replace(parts[0], id=number, source=source, hypotheses=whole, notes=notes)
         texts = [part.hypotheses[0].text if part.hypotheses else "" for part in parts]
-        best = [part.hypotheses[0].hypothesis for part in parts if part.hypotheses]
+        best = [part.hypotheses[0] for part in parts if part.hypotheses]
         noted = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
         return Translation(
             number,
             source,
             torch.cat([part.source_tokens for part in parts]),
-            [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else [],
+            [self._concatenated(best, split.joined(texts))] if best else [],
             [*split.notes, *noted],
             constraints=[each for part in parts for each in part.constraints],
             prefix=parts[0].prefix,
             sentences=list(parts),
         )
 
-    def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
+    def _concatenated(self, parts: list[TextHypothesis], text: str) -> TextHypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""
         tokens = torch.cat([each.tokens for each in parts])
         scores = torch.cat([each.positional_scores for each in parts])
@@ -247,7 +246,7 @@ class ParagraphStage(LineStage):
         # without those of another width in each sentence, such as values of source positions
         alike = [name for name, values in fields.items() if len({one.shape[1:] for one in values}) == 1]
         kept["fields"] = {name: torch.cat(fields[name]) for name in alike}
-        return Hypothesis(tokens, score, scores, **kept)
+        return TextHypothesis(tokens, score, scores, text=text, **kept)
 
 
 def _key(cfg: GenerationConfig) -> str:

@@ -200,7 +200,7 @@ class T5GemmaEncoderLayer(AttentionLayer):
         self.dropout = Dropout(cfg.dropout_rate)
 
     def _after(self, part: str, x: Tensor, update: Tensor) -> Tensor:
-        return self.dropout.residual(x, getattr(self, f"{part}_post_norm")(update))
+        return super()._after(part, x, getattr(self, f"{part}_post_norm")(update))
 
 
 class T5GemmaDecoderLayer(T5GemmaEncoderLayer):

@@ -97,8 +97,9 @@ class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
 
     def forward(self, x: Tensor, *arguments: Tensor | None, **options: Any) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """Transform each new position; see ``AttentionLayer``. The weights are those of the source."""
-        attended, weights = self.self_attn(self._before("self_attn", x), *arguments, **options)
-        return self._transformed(self._after("self_attn", x, attended)), weights
+        attended, weights = self.self_attn(self.self_attn_layer_norm(x), *arguments, **options)
+        x = self._after("self_attn", x, attended)
+        return self._after("final", x, self.feed_forward(self.final_layer_norm(x))), weights
 
 
 class T5Gemma2Embedding(nn.Embedding):

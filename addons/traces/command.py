@@ -21,14 +21,13 @@ from seqgen.addons.traces.difference import (
     first_difference,
     keys_of_difference,
 )
-from seqgen.cli.commands import tool
+from seqgen.cli.commands import import_tool
 from seqgen.config import (
     INPUT,
     CommonConfig,
     FastConfig,
     GenerationConfig,
     ReadingConfig,
-    given_settings,
     keys_tagged,
     option,
     value_text,
@@ -40,7 +39,7 @@ from seqgen.extend import (
     ConfigError,
     check_output,
     check_plain_text,
-    compose,
+    compose_given,
     log,
     nearest,
     printable,
@@ -127,8 +126,8 @@ def _diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> None:
             )
     if cfg.json:
         check_output("json", cfg.json)
-    tables = tool("the table of runs")
-    runs = tables.runs_of(cfg.runs, vars(cfg))
+    tables = import_tool("the table of runs")
+    runs = tables.load_runs(cfg.runs, vars(cfg))
     if len(runs) != 2:
         names = ", ".join(run.name for run in runs)
         raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")
@@ -184,8 +183,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     """The configuration of one decode, and the settings that the user gave."""
-    config = compose(DiffConfig, overrides)
-    given = given_settings(config, overrides)
+    config, given = compose_given(DiffConfig, overrides)
     if "generation.nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
     for key in keys_tagged(INPUT):

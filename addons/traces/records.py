@@ -22,7 +22,7 @@ SHORT = {"digits": 5}
 _LARGEST = 2**62
 """Larger integers do not fit into a tensor."""
 _HIGHEST = 1e30
-"""Larger numbers, positive or negative, are no scores or weights."""
+"""Larger numbers, positive or negative, are not scores or weights."""
 _MOST_BEAMS = 100_000
 
 OUTCOMES = {

@@ -90,22 +90,8 @@ class TraceWriter:
             self._file = gzip.open(self.path, "wt", compresslevel=3, encoding="utf-8", newline="\n")
         else:
             self._file = open(self.path, "w", encoding="utf-8", newline="\n")
-        header = self.header()
-        self.digits = header.digits
-        self._write({"format": FORMAT, "version": VERSION, **plain(header, header.digits)})
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        assert self._file is not None
-        if kind is None:
-            self._flush()
-            self._write({"end": True, "sentences": self.written, "complete": self.written == self.read})
-        self._file.close()
-
-    def header(self) -> TraceHeader:
-        """The settings of the decode."""
         decoding, setup = self.decoding, self.decoding.generator.setup
-        return TraceHeader(
+        header = TraceHeader(
             seqgen=__version__,
             models=self._names,
             members=len(setup.ensemble.members),
@@ -121,6 +107,16 @@ class TraceWriter:
             recorded=sorted(self.tracer.needs),
             candidates=self.options.candidates,
         )
+        self.digits = header.digits
+        self._write({"format": FORMAT, "version": VERSION, **plain(header, header.digits)})
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        assert self._file is not None
+        if kind is None:
+            self._flush()
+            self._write({"end": True, "sentences": self.written, "complete": self.written == self.read})
+        self._file.close()
 
     def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
         """Pass lines through, and remember those that are traced until their translation is added."""

@@ -7,10 +7,9 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
-from seqgen.config import ResolvedSettings, did_you_mean, given_settings, known_keys, sweep_values
-from seqgen.config.compose import MAX_VALUES
+from seqgen.config import ResolvedSettings, did_you_mean, known_keys, sweep_values
 from seqgen.extend import (
     DECODING_COMPONENTS,
     Arguments,
@@ -18,7 +17,7 @@ from seqgen.extend import (
     ReferencedTextConfig,
     Texts,
     TextScore,
-    compose,
+    compose_given,
     corpus_scores,
     log,
     nearest,
@@ -35,26 +34,17 @@ KEY=VALUE sets any other key for all decodes. VALUES is A,B,C or FIRST:LAST:STEP
 [A,B],[C,D], or simplex:N for all lists of multiples of 1/N that sum to 1, with an element for each model."""
 
 PREFIX = "tune"
+Trial: TypeAlias = tuple[tuple[str, ...], TextScore]
+"""A setting, the ``key=value`` arguments of the tuned keys or none, and the score of its outputs."""
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
+MAX_LISTS = 10_000
+"""Maximum number of lists that ``simplex:N`` stands for."""
 
-@dataclass(frozen=True)
-class Trial:
-    """A setting that was decoded and scored.
 
-    Attributes:
-        setting: the ``key=value`` arguments of the tuned keys; empty for the setting without tuned keys.
-        score: its score.
-    """
-
-    setting: tuple[str, ...]
-    score: TextScore
-
-    @property
-    def name(self) -> str:
-        """The setting as one text."""
-        return " ".join(self.setting) or "(no tuned key)"
+def _name(setting: Sequence[str]) -> str:
+    return " ".join(setting) or "(no tuned key)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,19 +69,16 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
     models = sum(len(split_path(path)) for path in cfg.path)
     space = [arguments_of(*pair, models) for pair in pairs]
     # wrong types and ranges are refused before models are loaded
-    values = {
-        each: given_settings(compose(ReferencedTextConfig, [*shared, each]), [each]) for each in itertools.chain(*space)
-    }
+    values = {each: compose_given(ReferencedTextConfig, [*shared, each])[1] for each in itertools.chain(*space)}
     text = read_referenced_text(cfg)
     # the last one is the setting to compare the others with
     settings: list[tuple[str, ...]] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
-    translator = text.translator(dtype=cfg.generation.dtype)
-    given = given_settings(cfg, shared)
+    translator = text.translator({"generation.dtype": cfg.generation.dtype})
     trials, refusal = dict[ResolvedSettings, Trial](), ""
     for setting in settings:
-        keys = given | {key: value for each in setting for key, value in values[each].items()}
-        name = Trial(setting, TextScore(0.0)).name
+        tuned = [split_argument(each)[0] for each in setting]
+        keys = arguments.given | {key: values[each][key] for key, each in zip(tuned, setting, strict=True)}
         try:
             resolved = translator.resolve(keys)
             if resolved in trials:
@@ -99,14 +86,14 @@ def tune(cfg: ReferencedTextConfig, arguments: Arguments) -> None:
             outputs = [found.text for found in translator.prepare(**keys).translate(text.lines, text.prefixes)]
         except ConfigError as error:
             refusal = str(error)
-            log(f"left out: {name}: {refusal}")
+            log(f"left out: {_name(setting)}: {refusal}")
             continue
         score = corpus_scores([cfg.metric], Texts(outputs, text.references))[cfg.metric]
-        trials[resolved] = Trial(setting, score)
-        log(f"[{len(trials)}] {name}: {score.value:.2f}")
-    if refusal and not any(trial.setting for trial in trials.values()):
+        trials[resolved] = setting, score
+        log(f"[{len(trials)}] {_name(setting)}: {score.value:.2f}")
+    if refusal and not any(setting for setting, _ in trials.values()):
         raise ConfigError(f"none of the settings can be decoded: {refusal}")
-    _report(cfg, shared, sorted(trials.values(), key=lambda trial: -trial.score.value))
+    _report(cfg, shared, sorted(trials.values(), key=lambda trial: -trial[1].value))
 
 
 def arguments_of(key: str, text: str, models: int) -> list[str]:
@@ -131,10 +118,10 @@ def _simplex(key: str, text: str, size: int) -> list[str]:
     """All lists of multiples of 1/N that sum to 1; ``simplex:2`` of two elements: [0,1], [0.5,0.5], [1,0]."""
     found = re.fullmatch(r"simplex:([1-9]\d{0,3})", text)
     steps = int(found[1]) if found else 0
-    if not steps or math.comb(steps + size - 1, size - 1) > MAX_VALUES:
+    if not steps or math.comb(steps + size - 1, size - 1) > MAX_LISTS:
         raise ConfigError(
             f"tune.{key}={text}: give simplex:N, for the lists of multiples of 1/N that sum to 1, with an N above 0 "
-            f"and at most {MAX_VALUES} lists"
+            f"and at most {MAX_LISTS} lists"
         )
     shares = itertools.product(range(steps + 1), repeat=size - 1)
     lists = [(*each, steps - sum(each)) for each in shares if sum(each) <= steps]
@@ -162,13 +149,13 @@ def _check_keys(cfg: ReferencedTextConfig, keys: Sequence[str]) -> None:
 
 def _report(cfg: ReferencedTextConfig, shared: Sequence[str], trials: Sequence[Trial]) -> None:
     """Print the table and the best setting, and write the JSON form."""
-    best = trials[0]
-    left_out = {"dataset.gen_subset", *(split_argument(argument)[0] for argument in best.setting)}
+    best, score = trials[0]
+    left_out = {"dataset.gen_subset", *(split_argument(argument)[0] for argument in best)}
     given = [(split_argument(item)[0], item) for item in shared]
     kept = [item for key, item in given if "." in key and key not in left_out]  # the keys of groups are about decoding
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
-    text = [f"{cfg.metric:>12}  setting", *(f"{trial.score.value:>12.2f}  {trial.name}" for trial in trials)]
-    text.append(f"best:   {best.name}" + (f"  ({best.score.signature})" if best.score.signature else ""))
-    text.append(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best.setting])}")
-    scored = [{"setting": dict(map(split_argument, one.setting)), "score": one.score.value} for one in trials]
+    text = [f"{cfg.metric:>12}  setting", *(f"{found.value:>12.2f}  {_name(setting)}" for setting, found in trials)]
+    text.append(f"best:   {_name(best)}" + (f"  ({score.signature})" if score.signature else ""))
+    text.append(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best])}")
+    scored = [{"setting": dict(map(split_argument, setting)), "score": found.value} for setting, found in trials]
     write_report("\n".join(text), {"metric": cfg.metric, "trials": scored}, cfg.json)

@@ -87,7 +87,8 @@ class MatrixProducts(Worker):
     def multiply(self, weights: list[tuple[int, MatrixProduct]], rows: int) -> None:
         """Multiply ``(rows, width)`` inputs with each of the weights."""
         for width, product in weights:
-            product(self.inputs(rows, width), None)
+            x = self.inputs(rows, width)
+            product.bound(x, None)(x)
 
     @lru_cache(maxsize=64)  # noqa: B019  # the worker lives as long as its process
     def inputs(self, rows: int, width: int) -> Tensor:

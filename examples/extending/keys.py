@@ -37,7 +37,8 @@ class Rewarded(LogitsProcessor):
     @classmethod
     def build(cls, cfg: Any, resources: Resources) -> Rewarded:
         """Read the key; see ``Component``."""
-        return cls(resources.dictionary.eos(), resources.settings.token_reward)
+        settings: Any = resources.settings  # type checkers do not know the key
+        return cls(resources.dictionary.eos(), settings.token_reward)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -36,7 +36,7 @@ from seqgen.extend import (
     SequenceCriterion,
     TargetPositions,
     Task,
-    decoding,
+    decode_option,
     option,
     register_criterion,
 )
@@ -46,7 +46,7 @@ from seqgen.extend import (
 class ActorCriticConfig(SequenceConfig):
     """Options of actor-critic training."""
 
-    decode: GenerationConfig = decoding(beam=4, sampling=True)
+    decode: GenerationConfig = decode_option(beam=4, sampling=True)
     optimizer_steps: int = option(1, "optimizer steps with the same samples, which make one update", minimum=1)
     clip: float = option(0.2, "largest change of the probability of a token that has a gradient", minimum=0)
     decay: float = option(0.95, "lambda of the advantages; 1 for the utility minus the estimate", minimum=0, maximum=1)

@@ -37,7 +37,7 @@ from seqgen.extend import (
     SequenceConfig,
     SequenceCriterion,
     Task,
-    decoding,
+    decode_option,
     option,
     register_criterion,
 )
@@ -47,7 +47,7 @@ from seqgen.extend import (
 class GroupRelativeConfig(SequenceConfig):
     """Options of group-relative policy optimization."""
 
-    decode: GenerationConfig = decoding(beam=8, sampling=True)
+    decode: GenerationConfig = decode_option(beam=8, sampling=True)
     divide_by_std: bool = option(True, "divide advantages by the standard deviation of the group's utilities")
     length_normalized: bool = option(True, "divide the loss of an output by its length")
     beta: float = option(0.0, "weight of the KL divergence from the reference model", minimum=0)

@@ -28,7 +28,7 @@ from seqgen.extend import (
     SequenceConfig,
     SequenceCriterion,
     Task,
-    decoding,
+    decode_option,
     expected_utilities,
     option,
     register_criterion,
@@ -39,7 +39,7 @@ from seqgen.extend import (
 class MbrDistillationConfig(SequenceConfig):
     """Options of the distillation of minimum Bayes risk decoding."""
 
-    decode: GenerationConfig = decoding(beam=16, sampling=True)
+    decode: GenerationConfig = decode_option(beam=16, sampling=True)
     teacher: str = option("", "run or checkpoint of the model that is sampled; empty for the model that is trained")
 
 

@@ -26,7 +26,7 @@ from seqgen.extend import (
     GenerationConfig,
     SequenceConfig,
     SequenceCriterion,
-    decoding,
+    decode_option,
     option,
     register_criterion,
 )
@@ -36,7 +36,7 @@ from seqgen.extend import (
 class MinimumRiskConfig(SequenceConfig):
     """Options of minimum risk training."""
 
-    decode: GenerationConfig = decoding(beam=8)
+    decode: GenerationConfig = decode_option(beam=8)
     alpha: float = option(1.0, "exponent of the candidates' probabilities; small values make them equal", minimum=0)
     length_normalized: bool = option(False, "divide the log-probability of a candidate by its length (Edunov et al.)")
     add_reference: bool = option(False, "make the reference a candidate")

@@ -34,7 +34,7 @@ from seqgen.extend import (
     SequenceConfig,
     SequenceCriterion,
     Task,
-    decoding,
+    decode_option,
     option,
     register_criterion,
 )
@@ -44,7 +44,7 @@ from seqgen.extend import (
 class PreferenceConfig(SequenceConfig):
     """Options of both objectives."""
 
-    decode: GenerationConfig = decoding(beam=8)
+    decode: GenerationConfig = decode_option(beam=8)
     beta: float = option(0.1, "factor of the difference of log-probabilities", minimum=0)
     nll: float = option(0.0, "weight of the negative log-likelihood of the chosen output", minimum=0)
     add_reference: bool = option(False, "make the reference a candidate; no other one has a higher utility")

@@ -29,7 +29,7 @@ from seqgen.extend import (
     GenerationConfig,
     SequenceConfig,
     SequenceCriterion,
-    decoding,
+    decode_option,
     register_criterion,
 )
 
@@ -41,7 +41,7 @@ _LIMITS = ("max_len_a", "max_len_b", "max_len", "min_len", "semantics")
 class SelfCriticalConfig(SequenceConfig):
     """Options of self-critical training."""
 
-    decode: GenerationConfig = decoding(beam=1, sampling=True)
+    decode: GenerationConfig = decode_option(beam=1, sampling=True)
 
 
 @register_criterion("self_critical", config=SelfCriticalConfig)

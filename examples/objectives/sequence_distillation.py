@@ -30,7 +30,7 @@ from seqgen.extend import (
     SequenceConfig,
     SequenceCriterion,
     Task,
-    decoding,
+    decode_option,
     option,
     register_criterion,
 )
@@ -40,7 +40,7 @@ from seqgen.extend import (
 class SequenceDistillationConfig(SequenceConfig):
     """Options of sequence-level distillation."""
 
-    decode: GenerationConfig = decoding(beam=5)
+    decode: GenerationConfig = decode_option(beam=5)
     teachers: list[str] = option([], "runs or checkpoints of the teachers")
     closest: bool = option(False, "choose the output that is most similar to the reference")
 

@@ -36,7 +36,7 @@ from seqgen.extend import (
     SequenceConfig,
     SequenceCriterion,
     TargetPositions,
-    decoding,
+    decode_option,
     option,
     register_criterion,
 )
@@ -74,7 +74,7 @@ class Unlikelihood(Criterion):
 class SequenceUnlikelihoodConfig(SequenceConfig):
     """Options of sequence-level unlikelihood."""
 
-    decode: GenerationConfig = decoding(beam=1)
+    decode: GenerationConfig = decode_option(beam=1)
     token_loss: float = option(0.5, "weight of the cross-entropy; the unlikelihood has the rest", minimum=0, maximum=1)
     ngram: int = option(4, "tokens of an n-gram that should not be repeated", minimum=1)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_on_meta, merged_model
+from seqgen.checkpoints.model_weights import build_on_meta, merge_additions
 from seqgen.checkpoints.serialization import write_json, write_tensors
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
@@ -171,7 +171,7 @@ def save_pretrained(
         ConfigError: the layout does not support the model, or the folder exists already.
         DataError: the layout does not support the tokenizer.
     """
-    folder, model = Path(folder), merged_model(model)
+    folder, model = Path(folder), merge_additions(model)
     architecture = architecture_of_model(model)
     if folder.exists():
         raise ConfigError(f"{folder} already exists; give the name of a new folder")

@@ -16,7 +16,7 @@ from typing import Any
 
 from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.data.tokenizers import files as tokenizer_files
-from seqgen.system.downloads import watched
+from seqgen.system.downloads import watch_download
 
 PREFIX = "hf:"
 
@@ -72,7 +72,7 @@ def local_path(path: str | Path) -> Path:
     except ImportError as error:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
     try:
-        return watched(partial(_download, repository, revision or None), partial(_size_in_cache, repository))
+        return watch_download(partial(_download, repository, revision or None), partial(_size_in_cache, repository))
     except CheckpointError:
         raise
     except errors.HFValidationError:

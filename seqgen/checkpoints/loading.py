@@ -21,7 +21,7 @@ from seqgen.checkpoints.model_weights import (
     fit,
     load_weights,
     materialize,
-    merged_model,
+    merge_additions,
     named,
 )
 from seqgen.checkpoints.run_checkpoints import MODEL, resolve, weight_shapes
@@ -72,8 +72,9 @@ def load_models(
             "seqgen; remove the key"
         )
     loaded = [load_model(path, device, dtype, reading) for path in separate]
-    for text in (text for one in loaded if note is not None for text in one.notes):
-        note(text)
+    if note is not None:
+        for text in (text for one in loaded for text in one.notes):
+            note(text)
     return loaded
 
 
@@ -197,7 +198,7 @@ def load_base(cfg: BaseConfig) -> LoadedModel:
             raise CheckpointError("its files have changed since the run was started (model.base_digest)")
         with MAPPED_WEIGHTS.off():
             loaded = load_model(cfg.base, dtype=torch.float32)
-        if merged_model(loaded.model) is not loaded.model:
+        if merge_additions(loaded.model) is not loaded.model:
             raise CheckpointError("it has additions itself; remove model=NAME to continue their training")
     except UserError as error:
         raise CheckpointError(

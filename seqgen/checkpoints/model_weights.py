@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from seqgen.checkpoints.run_checkpoints import MODEL, unchanged
+from seqgen.checkpoints.run_checkpoints import MODEL, read_unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing
 from seqgen.core.model import EncoderDecoderModel
@@ -50,7 +50,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
         _stream(model, checkpoint / MODEL)
 
-    unchanged(checkpoint, stream)
+    read_unchanged(checkpoint, stream)
 
 
 def _stream(model: nn.Module, path: Path) -> None:
@@ -380,7 +380,7 @@ def _most_parameters(weights: Mapping[str, Tensor], where: str) -> Iterator[None
         hook.remove()
 
 
-def merged_model(model: EncoderDecoderModel) -> EncoderDecoderModel:
+def merge_additions(model: EncoderDecoderModel) -> EncoderDecoderModel:
     """A model without the additions that can be merged into its weights, for layouts that do not have them.
 
     Returns:

@@ -109,7 +109,7 @@ class Checkpoints:
             keep: number of checkpoints to keep; negative for all.
         """
         if keep >= 0:
-            found = numbered(self.folder, kind)
+            found = numbered_checkpoints(self.folder, kind)
             for path in found[: max(0, len(found) - keep)]:
                 _discard(path)
 
@@ -127,7 +127,7 @@ def _update_or_less(checkpoint: Path) -> int:
         return -2
 
 
-def numbered(folder: Path, kind: str) -> list[Path]:
+def numbered_checkpoints(folder: Path, kind: str) -> list[Path]:
     """The checkpoints ``KIND_N`` in a ``checkpoints`` folder, oldest first."""
     found = [path for path in folder.glob(f"{kind}_*") if re.fullmatch(rf"{kind}_\d+", path.name)]
     return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
@@ -249,10 +249,10 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
         verify_checksums(checkpoint, [MODEL])
         return read_tensors(checkpoint / MODEL)
 
-    return unchanged(checkpoint, read)
+    return read_unchanged(checkpoint, read)
 
 
-def unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
+def read_unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
     """Read a checkpoint; if it is replaced in the meantime, read it again.
 
     Args:
@@ -320,7 +320,7 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def copy_of_run(run: Path, folder: Path, left_out: Sequence[str] = ()) -> Iterator[Checkpoints]:
+def copy_run(run: Path, folder: Path, left_out: Sequence[str] = ()) -> Iterator[Checkpoints]:
     """Write a copy of a run that has the checkpoints that the caller saves, atomically.
 
     Args:

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
         TraceConfig)
     from seqgen.config.generation import SINGLE_COMPONENTS, FastConfig, GenerationConfig, keys_tagged
     from seqgen.config.keys import did_you_mean, known_keys
-    from seqgen.config.options import (DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT,
-        KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key,
-        like, option)
-    from seqgen.config.settings import ResolvedSettings, Settings, given_settings
+    from seqgen.config.options import (CALL, CONSTRAINED, CONSTRAINS,
+        DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT, KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS,
+        NOT_IN_TRAINING, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key, like, option)
+    from seqgen.config.settings import ResolvedSettings, Settings
     from seqgen.config.training import (DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE, BaseConfig, CheckpointConfig,
         DatasetConfig, DistributedConfig, OptimizationConfig, TrainConfig)
-    from seqgen.config.values import from_dict, split_argument, text_list, text_values, to_dict, value_text
+    from seqgen.config.values import (DEFAULTS, LARGEST_FLOAT, from_dict, non_default_values, split_argument,
+        text_list, text_values, to_dict, value_text)
 # isort: on
 # fmt: on
 
@@ -33,12 +34,14 @@ __all__ += ["DistributedConfig", "FastConfig", "GenerateConfig", "GenerateDatase
 __all__ += ["JobConfig", "OptimizationConfig", "RayConfig", "ReadingConfig", "TraceConfig", "TrainCommonConfig"]
 __all__ += ["TrainConfig"]
 # Declaring keys
-__all__ += ["FILES", "INPUT", "KEEPS_SCORES", "LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS"]
-__all__ += ["SCORES_TARGETS", "SINGLE_COMPONENTS", "SPEED", "WHOLE_LINE", "Requirement", "decoding_key"]
-__all__ += ["did_you_mean", "keys_tagged", "known_keys", "like", "option"]
+__all__ += ["CALL", "CONSTRAINED", "CONSTRAINS", "FILES", "INPUT", "KEEPS_SCORES"]
+__all__ += ["LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS", "NOT_IN_TRAINING", "SCORES_TARGETS", "SINGLE_COMPONENTS"]
+__all__ += ["SPEED", "WHOLE_LINE", "Requirement", "decoding_key", "did_you_mean", "keys_tagged", "known_keys", "like"]
+__all__ += ["option"]
 # Values
-__all__ += ["from_dict", "split_argument", "sweep_values", "text_list", "text_values", "to_dict", "value_text"]
+__all__ += ["DEFAULTS", "LARGEST_FLOAT", "from_dict", "non_default_values", "split_argument", "sweep_values"]
+__all__ += ["text_list", "text_values", "to_dict", "value_text"]
 # Settings of a decode
-__all__ += ["ResolvedSettings", "Settings", "given_settings"]
+__all__ += ["ResolvedSettings", "Settings"]
 
 __getattr__, __dir__ = lazy_names(__name__)

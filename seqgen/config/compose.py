@@ -23,7 +23,7 @@ from seqgen.config.keys import annotation_of, is_group, locate, types_of
 from seqgen.config.options import DEFAULT_COMBINATION
 from seqgen.config.training import TrainConfig
 from seqgen.config.values import (
-    check_ranges,
+    DEFAULTS,
     check_value,
     describe,
     from_dict,
@@ -57,14 +57,26 @@ DEFAULT_COMPONENTS = {
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
-    """Build a configuration from its defaults and the user's overrides.
+    """Build a configuration from its defaults and the user's overrides; see ``compose_given``.
+
+    Returns:
+        An instance of ``schema``; every component group holds an instance of the component's configuration class.
+    """
+    return compose_given(schema, overrides)[0]
+
+
+def compose_given(schema: type[R], overrides: Sequence[str]) -> tuple[R, dict[str, Any]]:
+    """Build a configuration, and collect the settings of decoding that the user gives.
+
+    A value is parsed and checked here by the option that declares it, and nowhere else.
 
     Args:
         schema: the root dataclass.
         overrides: ``key=value`` arguments, such as ``model=fconv_tiny`` or ``dataset.max_tokens=4096``.
 
     Returns:
-        An instance of ``schema``; every component group holds an instance of the component's configuration class.
+        The configuration, see ``compose``; and by whole key the given values of the groups ``generation`` and
+        ``fast`` and of decoding components, also those that equal the defaults.
 
     Raises:
         ConfigError: a key or name does not exist, or a value has the wrong type or is out of its range.
@@ -75,6 +87,7 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         if "," in name:
             raise ConfigError(f"{group}={name} has several names; seqgen-train -m trains one run with each of them")
         setattr(config, group, GROUPS[group].config(name))
+    given: dict[str, Any] = {}
     of_components: list[tuple[GenerationConfig, str, str]] = []
     for key, value in pairs:
         if is_group(schema, key):
@@ -82,18 +95,24 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         generation, component_key = _component_key(config, key)
         if generation is None:
             owner, field = locate(config, key)
-            setattr(owner, field.name, _parsed(config, key, value))
+            parsed = _parsed(config, key, value)
+            check_value(key, parsed, field.metadata)
+            setattr(owner, field.name, parsed)
+            if key.startswith("fast.") or (key.startswith("generation.") and field.name in DEFAULTS):
+                given[key] = parsed
         else:
             of_components.append((generation, component_key, value))
     for generation, key, value in of_components:
-        with contextlib.nullcontext() if generation is getattr(config, "generation", None) else named_in_training():
+        is_given = generation is getattr(config, "generation", None)
+        with contextlib.nullcontext() if is_given else named_in_training():
             # the settings of models, which are loaded later, may name a component that the user does not name
             is_named = getattr(generation, DECODING_COMPONENTS[key.partition(".")[0]][1])
             unknown = hasattr(config, "path") and not is_named
             parsed = UnparsedText(value) if unknown else parse_component_value(generation, key, value)
         generation.components[key] = parsed
-    check_ranges(config)
-    return cast(R, config)
+        if is_given:
+            given[key] = parsed
+    return cast(R, config), given
 
 
 def _component_key(config: Any, key: str) -> tuple[GenerationConfig | None, str]:
@@ -264,7 +283,7 @@ def check_component_keys(generation: GenerationConfig, replaced: Collection[str]
         component_of_key(generation, key)
         if key.partition(".")[0] in replaced:
             raise ConfigError(
-                f"{key!r} has no effect on a component that is given as an object; set it there, or give its name"
+                f"{key!r} has no effect on a component that is given as an object; set it there, or give a name instead"
             )
 
 
@@ -365,6 +384,5 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
         value = parse_value(key, text, annotation)
     except ValueError:
         raise ConfigError(f"{key}={text[:80]} should be {describe(annotation)}") from None
-    for item in value if isinstance(value, list) else [value]:
-        check_value(key, item, metadata[field])
+    check_value(key, value, metadata[field])
     return value

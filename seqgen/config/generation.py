@@ -178,7 +178,8 @@ class GenerationConfig(Options):
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
-for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in vars(GenerationConfig())]:
+_keys = {field.name for field in fields(GenerationConfig)}
+for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key not in _keys]:
     del DECODING_COMPONENTS[_group]  # of an add-on that is not installed
 
 SINGLE_COMPONENTS = tuple(

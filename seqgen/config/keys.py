@@ -49,23 +49,37 @@ def is_group(schema: type, key: str) -> bool:
 def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
     """Find the dataclass instance and the field that a dotted key names.
 
+    Args:
+        config: the configuration; or its class, to check a key that is none of a chosen component.
+        key: the key.
+
+    Returns:
+        The instance, or the class, and its field.
+
     Raises:
         ConfigError: there is no such key, or it names a whole group.
     """
     *path, last = key.split(".")
     owner = config
     for part in path:
-        owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
+        owner = _group(owner, part)
     fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
     if last not in fields:
         check_installed(key)
         raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
-    if dataclasses.is_dataclass(getattr(owner, last)):
+    if _group(owner, last) is not None:
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
     return owner, fields[last]
 
 
+def _group(owner: Any, name: str) -> Any:
+    """A group of a configuration or of its class; ``None`` for a key, or if there is none of this name."""
+    found = types_of(owner).get(name) if isinstance(owner, type) else getattr(owner, name, None)
+    return found if dataclasses.is_dataclass(found) else None
+
+
 def _hint(config: Any, key: str) -> str:
+    config = config() if isinstance(config, type) else config
     groups = [field.name for field in dataclasses.fields(config) if is_group(type(config), field.name)]
     known = dict.fromkeys(groups, ()) | {
         name: other_names(field) for name, field, _ in known_keys(config) if field.name != "components"

@@ -6,14 +6,14 @@ of a call. ``seqgen.decoding.resolution`` resolves them, once for all calls with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from seqgen.config.generation import FastConfig, GenerationConfig, keys_tagged
 from seqgen.config.options import ENSEMBLE
-from seqgen.config.values import DEFAULTS, split_argument
+from seqgen.config.values import DEFAULTS, typed_values
 from seqgen.registry import DECODING_COMPONENTS
 
 MODEL, USER, CALL = "model", "user", "call"
@@ -31,6 +31,26 @@ class Layer:
 
     name: str
     values: Mapping[str, Any]
+
+    @classmethod
+    def checked(cls, name: str, values: Mapping[str, Any]) -> Layer:
+        """The layer of values that come from Python; those of a component are checked where it is built.
+
+        Args:
+            name: see the class.
+            values: values by key, see ``Settings``.
+
+        Raises:
+            ConfigError: a key is unknown, or a value has the wrong type or range.
+        """
+        whole = by_whole_key(values)
+        for group, schema in (("generation", GenerationConfig), ("fast", FastConfig)):
+            of_group = {key.removeprefix(f"{group}."): whole[key] for key in whole if key.startswith(f"{group}.")}
+            names = {key: names_in(key, value) for key, value in of_group.items()}
+            for key, value in typed_values(schema, names, group).items():
+                if names[key] is of_group[key]:
+                    whole[f"{group}.{key}"] = value
+        return cls(name, whole)
 
     @cached_property
     def comparable(self) -> tuple[Any, ...]:
@@ -53,12 +73,16 @@ class Settings:
         self.layers = layers
 
     def with_layer(self, name: str, values: Mapping[str, Any]) -> Settings:
-        """These settings with another layer on top; without values, these settings."""
-        return Settings(*self.layers, Layer(name, _by_whole_key(values))) if values else self
+        """These settings with another layer on top, which is checked; without values, these settings."""
+        return self.plus(Layer.checked(name, values)) if values else self
+
+    def plus(self, layer: Layer) -> Settings:
+        """These settings with another layer on top, whose values are checked already."""
+        return Settings(*self.layers, layer)
 
     def over(self, name: str, values: Mapping[str, Any]) -> Settings:
-        """These settings with another layer below all others."""
-        return Settings(Layer(name, _by_whole_key(values)), *self.layers)
+        """These settings with another layer below all others, which is checked."""
+        return Settings(Layer.checked(name, values), *self.layers)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -69,7 +93,7 @@ class Settings:
         """
         merged: dict[str, Any] = {}
         for layer in self.layers:
-            merged = {**_of_chosen_components(merged, layer.values), **layer.values}
+            merged = {**of_chosen_components(merged, layer.values), **layer.values}
         return merged
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -102,6 +126,15 @@ class Settings:
         return hash(self._comparable)
 
 
+class ResolvedConfig(GenerationConfig):
+    """The ``generation`` group that ``resolve`` makes: all keys are checked together, and nobody can change them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            raise FrozenInstanceError(f"cannot assign to {name} of resolved settings")
+        super().__setattr__(name, value)
+
+
 @dataclass(frozen=True, eq=False)
 class ResolvedSettings:
     """The settings of a decode, checked; two are equal if all keys have the same values and objects.
@@ -115,7 +148,7 @@ class ResolvedSettings:
     """
 
     settings: Settings
-    generation: GenerationConfig
+    generation: ResolvedConfig
     fast: FastConfig
     objects: Mapping[str, Any]
     notes: tuple[str, ...]
@@ -124,7 +157,7 @@ class ResolvedSettings:
     def values(self) -> dict[str, Any]:
         """The values of all keys, by whole key."""
         return {
-            **_by_whole_key(vars(self.generation)),
+            **by_whole_key(vars(self.generation)),
             **{f"fast.{key}": value for key, value in vars(self.fast).items()},
         }
 
@@ -152,26 +185,6 @@ class ResolvedSettings:
         return found
 
 
-def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    """The settings of decoding that the user gave on the command line, including values that equal the defaults.
-
-    Args:
-        config: what ``compose`` made of the overrides, with the groups ``generation`` and ``fast``.
-        overrides: ``key=value`` arguments.
-
-    Returns:
-        Values by whole key.
-    """
-    given: dict[str, Any] = {}
-    for key in (split_argument(override)[0] for override in overrides):
-        group, _, name = key.partition(".")
-        if group == "fast" or (group == "generation" and name in DEFAULTS):
-            given[key] = getattr(getattr(config, group), name)
-        elif group in DECODING_COMPONENTS:
-            given[key] = config.generation.components[key]
-    return given
-
-
 def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn values by whole key into values by the names of the fields of ``GenerationConfig``, without other groups."""
     found = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
@@ -179,11 +192,24 @@ def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"components": of_components, **found} if of_components else found
 
 
+def is_object(key: str, value: Any) -> bool:
+    """True if the value of a key is an object in place of a component's name."""
+    return getattr(value, "setting", "") == key and not isinstance(value, type)
+
+
+def names_in(key: str, value: Any) -> Any:
+    """The value of a key without objects: the value itself if it has none."""
+    if isinstance(value, list) and any(is_object(key, item) for item in value):
+        return [item for item in value if not is_object(key, item)]
+    return "" if is_object(key, value) else value
+
+
 def _whole(key: str) -> str:
     return key if "." in key else f"generation.{key}"
 
 
-def _by_whole_key(values: Mapping[str, Any]) -> dict[str, Any]:
+def by_whole_key(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by whole key, given by the names of fields or by whole key; lists and dicts are copied."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if key == "components" and isinstance(value, Mapping) and all(isinstance(each, str) for each in value):
@@ -200,7 +226,7 @@ def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _of_chosen_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def of_chosen_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a layer without the keys of components that the layer above it replaces by others."""
     kept = dict(below)
     for key in below:

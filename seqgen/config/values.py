@@ -42,35 +42,22 @@ _NAME = "_name"  # under which a chosen component's name is saved with its value
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 
-def check_ranges(config: Any, prefix: str = "") -> None:
-    """Check every value against the choices and the range that its field declares.
-
-    Args:
-        config: a configuration; nested groups are checked too.
-        prefix: prefix of its keys, for messages.
-
-    Raises:
-        ConfigError: a value is not among the choices, out of range, or no finite number.
-    """
-    for field in dataclasses.fields(config):
-        value, key = getattr(config, field.name), prefix + field.name
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            check_ranges(value, f"{key}.")
-        for item in value if isinstance(value, list) else [value]:
-            check_value(key, item, field.metadata)
-
-
 def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Check one value.
+    """Check the value of a key against the choices and the range that its field declares.
 
     Args:
         key: its key, for messages.
-        value: the value; of a list, one item.
-        metadata: that of the field, see ``seqgen.config.common``.
+        value: the value; each item of a list is checked.
+        metadata: that of the field, see ``seqgen.config.options``.
 
     Raises:
         ConfigError: it is not among the choices, out of range, no finite number, or text with a NUL.
     """
+    for item in value if isinstance(value, list) else [value]:
+        _check_item(key, item, metadata)
+
+
+def _check_item(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
         last = key.rpartition(".")[2]
@@ -96,7 +83,10 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={value} is above its maximum, {maximum}")
 
 
-DEFAULTS = vars(GenerationConfig())
+DEFAULTS = {
+    field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    for field in dataclasses.fields(GenerationConfig)
+}
 """The defaults of the ``generation`` group."""
 
 
@@ -132,9 +122,13 @@ def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator
     """
     checked = {*non_default_values(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
     for field in dataclasses.fields(GenerationConfig):
-        for need in field.metadata.get("needs", ()) if field.name in checked else ():
-            if not need.met(cfg):
-                yield field.name, sentence_of(need)
+        for need in unmet(cfg, field) if field.name in checked else ():
+            yield field.name, sentence_of(need)
+
+
+def unmet(cfg: GenerationConfig, field: dataclasses.Field[Any]) -> list[Requirement]:
+    """The requirements of a key that a configuration does not meet."""
+    return [need for need in field.metadata.get("needs", ()) if not need.met(cfg)]
 
 
 def sentence_of(need: Requirement) -> str:
@@ -312,8 +306,26 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     """
     if schema is TrainConfig:
         _record_user_files(plain)
-    hints = types_of(typing.cast(Any, schema))
-    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    return schema(**typed_values(schema, plain, where, prefix))
+
+
+def typed_values(schema: type, plain: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    """Check plain values, and give each the type of its key.
+
+    Args:
+        schema: the dataclass that declares the keys.
+        plain: values by the names of its fields; see ``from_dict`` for the others.
+        where: see ``from_dict``.
+        prefix: see ``from_dict``.
+
+    Returns:
+        The values; a component or group is an instance of its class.
+
+    Raises:
+        ConfigError: a key is unknown, or a value has the wrong type or is out of its range.
+    """
+    hints = types_of(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema)}
     values = {}
     for key, value in plain.items():
         if key not in fields:
@@ -334,12 +346,11 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
             raise ConfigError(f"{where}: {prefix}{key}={shown(value)} should be {describe(hints[key])}")
         else:
             values[key] = float(value) if hints[key] is float and abs(value) < LARGEST else value
-    config = schema(**values)
-    try:
-        check_ranges(config)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return config
+            try:
+                check_value(key, values[key], fields[key].metadata)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+    return values
 
 
 def _record_user_files(plain: Mapping[str, Any]) -> None:

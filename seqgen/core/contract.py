@@ -43,13 +43,13 @@ class Hooked:
             wrong = [
                 f"{cls.__name__} defines {name!r}, which nothing calls or reads (did you mean {hook!r}?); correct the "
                 f"name, or, if it is no hook, rename it, for example to _{name}"
-                for name, hook in misspelt(cls)
+                for name, hook in find_misspelt(cls)
             ]
             if wrong:
                 raise ConfigError(f"{defined_in(cls)}: {'; '.join(wrong)}")
 
 
-def misspelt(cls: type) -> Iterator[tuple[str, str]]:
+def find_misspelt(cls: type) -> Iterator[tuple[str, str]]:
     """Find the names in the body of a class that are close to a hook's name, or its earlier name.
 
     Args:

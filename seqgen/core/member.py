@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,6 +59,9 @@ class MemberSpec:
         companion: whether it uses the source of another member with the same model, as the unconditional half of
             classifier-free guidance does. Any other member has a source in the batch.
     """
+
+    setting: ClassVar[str] = "member_sources"
+    """The key whose value can be an object of this class."""
 
     model: EncoderDecoderModel
     source: str = INPUT
@@ -144,7 +147,7 @@ def run_decoder(
         The output, ``(rows, T, ...)``, for the ``T`` positions that are computed.
     """
     need_attention = ATTENTION in needs
-    with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
+    with record_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
         if HIDDEN_STATES not in needs and output_layer is None:
             found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
             out = found if type(found) is DecoderOut else check_returned(decoder, "forward", found, DecoderOut)
@@ -281,7 +284,7 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
 
 
 @contextmanager
-def recorded_layers(decoder: Any) -> Iterator[list[Tensor]]:
+def record_layers(decoder: Any) -> Iterator[list[Tensor]]:
     """Record what each layer of a decoder returns, ``(rows, positions, C)``."""
     found: list[Tensor] = []
 

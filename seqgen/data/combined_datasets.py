@@ -88,11 +88,8 @@ class JoinedDataset:
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
         """The example at a position of the concatenation; see ``Dataset.example``."""
         number = int(np.searchsorted(self.offsets, position, side="right")) - 1
-        return self._example(number, position - int(self.offsets[number]), epoch, seed)
-
-    def _example(self, number: int, position: int, epoch: int, seed: int) -> Example:
         part = list(self.parts.values())[number]
-        example = part.example(position, epoch=epoch, seed=seed)
+        example = part.example(position - int(self.offsets[number]), epoch=epoch, seed=seed)
         return example._replace(id=example.id + int(self.first_ids[number]))
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> JoinedDataset:
@@ -139,7 +136,7 @@ class MixtureDataset(JoinedDataset):
         return self.size
 
     def _draw(self, epoch: int, seed: int) -> NDArray[np.int64]:
-        """``(size, 2)`` int64: the part, and the position within it, of each example of an epoch."""
+        """``(size,)`` int64: the position of each example of an epoch in the concatenation of the parts."""
         before, now = draws(self.rates, self.size, epoch)
         rows = []
         for number, part in enumerate(self.parts.values()):
@@ -148,20 +145,17 @@ class MixtureDataset(JoinedDataset):
             for current in np.unique(passes):
                 order = np.random.default_rng([seed, number, current]).permutation(len(part))
                 positions[passes == current] = order[positions[passes == current]]
-            rows.append(np.stack([np.full(len(positions), number), positions], axis=1))
+            rows.append(self.offsets[number] + positions)
         return np.concatenate(rows)
 
     def lengths(self, epoch: int = 1, seed: int = 0) -> NDArray[np.int32]:
         """``(size, sides)`` tokens of each example that the epoch draws; see ``Dataset.lengths``."""
-        number, position = self._drawn(epoch, seed).T
-        every = super().lengths(epoch, seed)
-        drawn: NDArray[np.int32] = every[self.offsets[number] + position]
+        drawn: NDArray[np.int32] = super().lengths(epoch, seed)[self._drawn(epoch, seed)]
         return drawn
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
         """An example that the epoch draws; see ``Dataset.example``."""
-        number, within = self._drawn(epoch, seed)[position].tolist()
-        return self._example(number, within, epoch, seed)
+        return super().example(int(self._drawn(epoch, seed)[position]), epoch=epoch, seed=seed)
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> MixtureDataset:
         """The same mixture, with lower or equal limits for its parts."""

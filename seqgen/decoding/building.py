@@ -106,7 +106,7 @@ class Resources:
         return tuple(map(int, words))
 
 
-def build(
+def build_component(
     registry: Registry,
     name: str,
     base: type[C],
@@ -152,7 +152,7 @@ def changed(what: str, made: T, settings: GenerationConfig | FastConfig, *furthe
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def name_key_in_errors(key: str) -> Iterator[None]:
     """Let messages about a value begin with the key that it was given in.
 
     Args:

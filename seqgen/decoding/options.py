@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from seqgen.config import DEFAULT_COMBINATION, FastConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import NEEDS_STEPS, STRATEGY, WARPER
+from seqgen.config.settings import ResolvedConfig
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
 from seqgen.core.component import with_fields
@@ -30,7 +31,7 @@ from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.building import Resources, build, changed, naming
+from seqgen.decoding.building import Resources, build_component, changed, name_key_in_errors
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember
@@ -84,8 +85,9 @@ def build_setup(
         ConfigError: two keys contradict each other, or a component is not registered.
     """
     rules = rules_named(cfg.semantics)
-    check_compatible(cfg)
-    cfg = replace(cfg, search=search_name(cfg, rules))
+    if not isinstance(cfg, ResolvedConfig):  # ``resolve`` has checked that one
+        check_compatible(cfg)
+    name = search_name(cfg, rules)
     objects = {"search": search_strategy, "combination": combination}
     check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
     if search_strategy is not None:
@@ -93,7 +95,7 @@ def build_setup(
     ends = end_tokens_from_config(cfg, tgt_dict)
     encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
     resources = Resources(tgt_dict, encode, decode, ends[1:], source_dictionary=source_dictionary, settings=cfg)
-    search = search_strategy or search_from_config(cfg, resources)
+    search = search_strategy or search_from_config(cfg, name, resources)
     if cfg.is_constrained and not search.enforces_constraints:
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
     search = rules.search(search)
@@ -101,7 +103,7 @@ def build_setup(
     beam = check_returned(search, "rows", search.rows(cfg.beam), int)
     if cfg.nbest > beam:
         raise ConfigError(
-            f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
+            f"generation.nbest={cfg.nbest}: the search strategy {name} returns at most {beam} per sentence; "
             "lower generation.nbest, or choose another strategy"
         )
     for key in keys_tagged(NEEDS_STEPS):
@@ -115,7 +117,7 @@ def build_setup(
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
     fast = fast or FastConfig()
-    named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
+    named = [build_component(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
@@ -188,14 +190,14 @@ def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources
         found = {}
         for key in keys:
             if (value := getattr(cfg, key)) != neutral[key]:
-                with naming(f"generation.{key}"):
+                with name_key_in_errors(f"generation.{key}"):
                     found[key] = makers[key](value)
         return found
 
     registered = []
     for name in cfg.processors:
-        with naming(f"processor.{name}"):
-            registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
+        with name_key_in_errors(f"processor.{name}"):
+            registered.append(build_component(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
     words = resources.dictionary
     processors = rules.order(make(*usual), registered, None if words.pad() == words.eos() else words.pad())
     if not cfg.is_stochastic:
@@ -214,7 +216,7 @@ def processor_makers(
     ends, eos, unk = resources.extra_end_tokens, resources.dictionary.eos(), resources.dictionary.unk()
     yields = rules.max_len_overrides_min_len
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens
-    keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
+    keep = 2 + len(ends) if cfg.beam > 1 and search_name(cfg, rules) != "sampling" else 1
     return {
         "unkpen": lambda penalty: tokens.UnknownPenalty(unk, penalty),
         "sequence_bias": lambda entries: tokens.SequenceBias(tokens.biases_of_texts(entries, resources)),
@@ -256,8 +258,8 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
     Raises:
         ConfigError: a token is not in the vocabulary.
     """
-    with naming("generation.end_symbols"):
-        return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary).tokens(cfg.end_symbols)]))
+    with name_key_in_errors("generation.end_symbols"):
+        return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary, settings=cfg).tokens(cfg.end_symbols)]))
 
 
 def search_name(cfg: GenerationConfig, rules: ToolkitRules) -> str:
@@ -283,18 +285,18 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
             )
 
 
-def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
-    """Make the strategy that ``cfg.search`` names.
+def search_from_config(cfg: GenerationConfig, name: str, resources: Resources) -> Search:
+    """Make the strategy of a name, see ``search_name``.
 
     Built-in strategies have the seed and the order of constraints from the keys of the ``generation`` group.
 
     Raises:
         ConfigError: it is not registered.
     """
-    search = build(SEARCHES, cfg.search, Search, cfg, resources)
+    search = build_component(SEARCHES, name, Search, cfg, resources)
     if cfg.uses_seed and isinstance(search, RandomSearch):
         search.seed = cfg.seed
-    elif cfg.search == "constrained" and isinstance(search, ConstrainedSearch):
+    elif name == "constrained" and isinstance(search, ConstrainedSearch):
         search.ordered = cfg.constraints == "ordered"
     return search
 
@@ -312,7 +314,7 @@ def combination_from_config(
     Raises:
         ConfigError: it is not registered.
     """
-    return given or build(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
+    return given or build_component(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
 
 
 def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:

@@ -7,29 +7,39 @@ even if it is the default value.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import parse_components
 from seqgen.config.generation import keys_tagged
-from seqgen.config.options import KEEPS_SCORES, MODEL, WARPER
-from seqgen.config.settings import ResolvedSettings, Settings, as_fields
+from seqgen.config.options import CONSTRAINS, KEEPS_SCORES, MODEL, STRATEGY, WARPER, Tags
+from seqgen.config.settings import (
+    ResolvedConfig,
+    ResolvedSettings,
+    Settings,
+    as_fields,
+    by_whole_key,
+    is_object,
+    names_in,
+    of_chosen_components,
+)
 from seqgen.config.values import (
     DEFAULTS,
     check_compatible,
-    from_dict,
     incompatible,
     non_default_values,
     to_dict,
+    typed_values,
+    unmet,
     value_text,
 )
-from seqgen.core.component import Component
 from seqgen.core.errors import ConfigError, shown
 from seqgen.core.member import MemberSpec
 from seqgen.decoding.member_sources import input_of
-from seqgen.decoding.rules import HUGGINGFACE, with_semantics
+from seqgen.decoding.rules import HUGGINGFACE, rules_named
 
 TOOLKIT_LENGTH = 20
 """``max_len`` of a Hugging Face folder that sets no limit."""
@@ -40,14 +50,16 @@ def settings_of_model(cfg: GenerationConfig) -> dict[str, Any]:
     return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key in keys_tagged(MODEL)}
 
 
-def check_types(settings: Settings) -> None:
-    """Check the spelling, the types and the ranges of settings, before models are loaded.
+REPLACED: tuple[tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], bool], Tags, tuple[str, ...]], ...] = (
+    (lambda given, objects: "search" in objects, STRATEGY, ("sampling",)),
+    # not every strategy supports constraints, and warpers forbid tokens of phrases
+    (lambda given, objects: any(map(given.get, keys_tagged(CONSTRAINS))), WARPER, ("search", "sampling")),
+)
+"""The settings of a model that a choice of the user replaces, whatever their values.
 
-    Raises:
-        ConfigError: a key is unknown, or a value has the wrong type or range.
-    """
-    from_dict(GenerationConfig, _without_objects(settings.generation)[0], "generation")
-    from_dict(FastConfig, settings.fast, "fast")
+Each row has a function of the given values and objects, which returns true if the user makes the choice; and tags of
+keys, and further keys.
+"""
 
 
 def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> ResolvedSettings:
@@ -56,50 +68,39 @@ def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> 
     Args:
         settings: the layers above the model.
         models: the settings of the model of each member of an ensemble, by the names of ``GenerationConfig``'s fields;
-            those of the first one are used. Its settings that contradict the others, such as a warper of sampling if
-            the user asks for beam search, are ignored.
+            those of the first one are used, except those that a choice of the user replaces: see ``REPLACED``, and
+            those that contradict it, such as a warper of sampling if the user asks for beam search.
 
     Returns:
         The settings, whose ``semantics`` is never empty, with notes for the user.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or range, or two keys contradict each other.
+        ConfigError: a value of a model has the wrong type or range, or two keys contradict each other.
     """
     given, objects = _without_objects(settings.generation)
     if given.get("semantics") == "":
         del given["semantics"]
-    of_model = models[0]
-    _check_limits(of_model, given)
-    taken = _not_contradicting({key: value for key, value in of_model.items() if key != "components"}, given)
-    cfg = _config({**taken, **given})
-    kept = as_fields(Settings().over("model", of_model).with_layer("all", vars(cfg)).values).get("components", {})
-    if kept:
-        taken["components"] = {key: value for key, value in kept.items() if key not in cfg.components}
-        cfg = dataclasses.replace(cfg, components=kept)
-    cfg = dataclasses.replace(cfg, components=parse_components(cfg))
+    chosen = [(tags, keys) for is_chosen, tags, keys in REPLACED if is_chosen(given, objects)]
+    replaced = {key for tags, keys in chosen for key in (*keys, *keys_tagged(tags))}
+    _check_limits(models[0], given)
+    cfg, taken = _complete(models[0], given, replaced)
     check_compatible(cfg, given)
-    notes = _notes(cfg, taken, models, given)
-    return ResolvedSettings(settings, cfg, from_dict(FastConfig, settings.fast, "fast"), objects, tuple(notes))
+    notes = _notes(cfg, taken, models, {*given, *replaced})
+    return ResolvedSettings(settings, cfg, FastConfig(**settings.fast), objects, tuple(notes))
 
 
 def _without_objects(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate the objects among settings; the keys of objects get empty values, which override the model's."""
-    plain, objects = dict(fields), dict[str, Any]()
+    plain = {key: names_in(key, value) for key, value in fields.items()}
+    objects: dict[str, Any] = {}
     for key, value in fields.items():
-        if key == "member_sources" and isinstance(value, list) and any(isinstance(item, MemberSpec) for item in value):
-            # by position, one entry for each model
+        if plain[key] is value:
+            continue
+        objects[key] = [item for item in value if is_object(key, item)] if isinstance(value, list) else value
+        if key == "member_sources" and isinstance(value, list):  # by position, one entry for each model
             objects[key] = [item if isinstance(item, MemberSpec) else None for item in value]
             plain[key] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
-        elif isinstance(value, list) and (found := [item for item in value if _is_object(key, item)]):
-            objects[key] = found
-            plain[key] = [item for item in value if not _is_object(key, item)]
-        elif _is_object(key, value):
-            objects[key], plain[key] = value, ""
     return plain, objects
-
-
-def _is_object(key: str, value: Any) -> bool:
-    return isinstance(value, Component) and value.setting == key
 
 
 def _check_limits(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -113,28 +114,43 @@ def _check_limits(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> None
             )
 
 
-def _not_contradicting(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model that the user does not set, and that do not contradict those of the user."""
+def _complete(
+    of_model: Mapping[str, Any], given: Mapping[str, Any], replaced: Collection[str]
+) -> tuple[ResolvedConfig, dict[str, Any]]:
+    """All values: the user's, those of a model that do not contradict them, and the defaults.
 
-    def conflicts(values: Mapping[str, Any]) -> set[str]:
-        return {key for key, _ in incompatible(_config({**values, **given}), given)}
-
-    taken = {key: value for key, value in of_model.items() if key not in given}
-    wanted = _config({**taken, **given})
-    if _config(given).is_constrained:  # not every strategy takes constraints, and warpers forbid tokens of phrases
-        taken = {key: value for key, value in taken.items() if key not in ("search", "sampling", *keys_tagged(WARPER))}
-    if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
-        taken["min_len"] = wanted.max_len
-    while refused := conflicts(taken) & set(taken):
-        taken = {key: value for key, value in taken.items() if key not in refused}
-    without = {key: value for key, value in taken.items() if key != "search"}
-    if conflicts(taken) and not conflicts(without):
-        return without  # the user asks for another strategy by a key such as sampling
-    return taken
+    Returns:
+        The configuration, and the settings of the model that it has.
+    """
+    taken = {key: value for key, value in of_model.items() if key not in (*given, *replaced, "components")}
+    taken = typed_values(GenerationConfig, taken, "generation")
+    values = {**taken, **given}
+    cfg = ResolvedConfig(**{**values, "semantics": rules_named(values.get("semantics", "")).name})
+    draft = vars(cfg)  # nobody else has the configuration yet
+    if "min_len" in taken and 0 < cfg.max_len < cfg.min_len:  # then every output has the maximum length
+        draft["min_len"] = taken["min_len"] = cfg.max_len
+    fields = {field.name: field for field in dataclasses.fields(GenerationConfig)}
+    # each key comes after those that its requirements depend on
+    deciding = ("beam", "sampling", *keys_tagged(WARPER), *keys_tagged(CONSTRAINS), "prompt_lookup")
+    for key in dict.fromkeys([*deciding, *fields]):
+        if key in taken and key in non_default_values(draft) and unmet(cfg, fields[key]):
+            draft[key] = copy.copy(DEFAULTS[key])
+            del taken[key]
+    if (search := taken.get("search")) and [*incompatible(cfg, given)]:
+        draft["search"] = ""
+        if [*incompatible(cfg, given)]:
+            draft["search"] = search
+        else:  # the user asks for another strategy by a key such as sampling
+            del taken["search"]
+    kept = as_fields(of_chosen_components(by_whole_key(of_model), by_whole_key(draft))).get("components", {})
+    taken["components"] = {key: value for key, value in kept.items() if key not in cfg.components}
+    draft["components"] = {**kept, **cfg.components}
+    draft["components"] = parse_components(cfg)
+    return cfg, taken
 
 
 def _notes(
-    cfg: GenerationConfig, taken: Mapping[str, Any], models: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
+    cfg: GenerationConfig, taken: Mapping[str, Any], models: Sequence[Mapping[str, Any]], given: Collection[str]
 ) -> list[str]:
     """Notes on the settings that come from the model, and on members whose models have other ones."""
     notable = non_default_values(taken)
@@ -148,17 +164,13 @@ def _notes(
     if notable.get("max_len") == TOOLKIT_LENGTH and models[0].get("semantics") == HUGGINGFACE.name:
         notes[0] += f"; max_len={TOOLKIT_LENGTH} is the default of transformers for models that set no limit"
     for number, other in enumerate(models[1:], start=2):
-        first = {key: models[0].get(key, DEFAULTS[key]) for key in {*models[0], *other} - set(given)}
+        first = {key: models[0].get(key, DEFAULTS[key]) for key in {*models[0], *other} - {*given}}
         if differing := sorted(key for key, value in first.items() if other.get(key, DEFAULTS[key]) != value):
             keys = ", ".join(differing)
             notes.append(
                 f"the settings of model {number} differ from those of model 1 ({keys}); those of model 1 are used"
             )
     return notes
-
-
-def _config(values: Mapping[str, Any]) -> GenerationConfig:
-    return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
 def changes_scores(cfg: GenerationConfig) -> bool:

@@ -6,7 +6,6 @@ Keys that have no effect by one toolkit's rules say so in their declaration (``s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from seqgen.config import GenerationConfig
@@ -154,8 +153,3 @@ RULES: dict[str, ToolkitRules] = {rules.name: rules for rules in (FAIRSEQ, HUGGI
 def rules_named(semantics: str) -> ToolkitRules:
     """The rules that ``generation.semantics`` names; fairseq's where it is empty."""
     return RULES[semantics] if semantics else FAIRSEQ
-
-
-def with_semantics(cfg: GenerationConfig) -> GenerationConfig:
-    """The configuration with the name of its rules in place of an empty ``semantics``."""
-    return replace(cfg, semantics=rules_named(cfg.semantics).name)

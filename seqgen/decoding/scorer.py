@@ -29,7 +29,7 @@ from seqgen.core.member import (
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.setup import BatchStage, Context
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.modules.inspection import Internals, Recording, recorded
+from seqgen.modules.inspection import Internals, Recording, record_passes
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class SequenceScorer:
         with self.ensemble.evaluating():
             for model, source in self._readers(sample):
                 decoder_input = self._decoder_input(model, sample)
-                with recorded(model) as recording:
+                with record_passes(model) as recording:
                     model.decoder(decoder_input, encode(model.encoder, source))
                 for row, length in enumerate(lengths):
                     found[row].append(_internals_of_row(row, length, recording, source, model, decoder_input))

@@ -18,7 +18,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.rules import StoppingRule
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import STOPPING_RULES
 
 
@@ -142,8 +142,8 @@ def stopping_from_config(
         found.append(StopStrings(cfg.stop_strings, *of_text))
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
-    resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode)
-    return found + [build(STOPPING_RULES, name, StoppingRule, cfg, resources) for name in cfg.stopping_rules]
+    resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode, settings=cfg)
+    return found + [build_component(STOPPING_RULES, name, StoppingRule, cfg, resources) for name in cfg.stopping_rules]
 
 
 def _overlaps(piece: str, text: str) -> bool:

@@ -198,7 +198,7 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 
 
 def rounded_keys(keys: int, memory: Tensor) -> int:
-    """The number of keys of a memory that attention reads, such that few different numbers occur.
+    """The number of keys of a memory that attention reads, rounded up so that few different numbers occur.
 
     On a CPU, oneDNN compiles a kernel of about a megabyte for each number of keys in bfloat16 and float16. There, the
     number is rounded up; the keys after the filled ones must be finite, and masked.

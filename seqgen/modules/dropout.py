@@ -43,10 +43,6 @@ class Dropout(nn.Module):
         dropped: Tensor = _Dropout.apply(x, self.p)  # type: ignore[no-untyped-call]
         return dropped
 
-    def residual(self, x: Tensor, update: Tensor) -> Tensor:
-        """``x + self(update)``; in evaluation the module is not called, since each call costs time in decoding."""
-        return x + (self(update) if self.training else update)
-
     def extra_repr(self) -> str:
         """The probability, for ``print(model)``."""
         return f"p={self.p}"

@@ -127,7 +127,7 @@ class Internals:
 
 
 @contextmanager
-def recorded(model: EncoderDecoderModel) -> Iterator[Recording]:
+def record_passes(model: EncoderDecoderModel) -> Iterator[Recording]:
     """Record each pass of a model's encoder and decoder in the ``with`` block.
 
     The recorded tensors are those that the model computes with, so that gradients flow through them. The values at

@@ -86,7 +86,7 @@ def time_kernels(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> di
         matrix = torch.ones(_MEASURED_SIZES[rows] // _MEASURED_INPUTS, _MEASURED_INPUTS, dtype=dtype)
         x = torch.ones(rows, _MEASURED_INPUTS, dtype=dtype)
         products = {kernel.name: partial(kernel.multiply, kernel.arrange(matrix), x, None) for kernel in kernels}
-        TIMES[kind] = times(products)
+        TIMES[kind] = time_calls(products)
     return TIMES[kind]
 
 
@@ -110,7 +110,7 @@ def measure_all(threads: int, int8: bool) -> dict[Kind, dict[str, float]]:
     return TIMES
 
 
-def times(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+def time_calls(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """The shortest time of each of some calls, in seconds, all timed by turns."""
     for call in calls.values():
         call()  # the first one may compile a kernel
@@ -153,13 +153,8 @@ class MatrixProduct:
         self._layouts: dict[Callable[[Tensor], Any], Any] = {}
         self._products: dict[tuple[int, int, bool], tuple[Multiply, Any]] = {}
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply ``(..., in_features)`` by the matrix and add a bias or ``None``: ``(..., out_features)``."""
-        multiply, layout = self._product(x)
-        return multiply(layout, x, bias)
-
     def bound(self, x: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The function that multiplies inputs of the size of ``x`` and adds the bias."""
+        """The function that maps inputs of the size of ``x`` to ``(..., out_features)``; it adds the bias, if any."""
         multiply, layout = self._product(x)
         if multiply is PLAIN.multiply:
             return partial(F.linear, weight=layout, bias=bias)

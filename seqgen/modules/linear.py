@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, times
+from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, time_calls
 from seqgen.modules.kernels import PLAIN, Kernel, has_onednn, kernels_for, onednn_product
 from seqgen.modules.step_plan import PlannedModule, active_plan
 from seqgen.system.switches import PREPACKED_WEIGHTS
@@ -96,7 +96,7 @@ def _onednn_is_fast() -> bool:
     def by(kernel: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
         torch.autograd.grad(kernel(x, weight, None).sum(), [x, weight])
 
-    onednn, plain = times({"oneDNN": partial(by, _OneDNNLinear.apply), "plain": partial(by, F.linear)}).values()
+    onednn, plain = time_calls({"oneDNN": partial(by, _OneDNNLinear.apply), "plain": partial(by, F.linear)}).values()
     return onednn <= ALIKE * plain
 
 
@@ -170,10 +170,9 @@ class Projection(CachedWeight):
         plan = active_plan()
         if plan is not None:
             return plan.kept(("project", self, x.numel()), lambda: self.projection(x))(x)
-        if torch.is_grad_enabled() or not self._prepacks(x.device):
+        if torch.is_grad_enabled():
             return linear(x, self.matrix(), self.bias)
-        product: MatrixProduct = self.kept("product", self.product)
-        return product(x, self.bias)
+        return self.projection(x)(x)
 
     def projection(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """The function that projects inputs of the size of ``x`` while the weight does not change."""
@@ -196,7 +195,7 @@ class Projection(CachedWeight):
         bias = None if self.bias is None else self.bias.detach().index_select(0, ids)
         kernels = self._kernels(whole) if self._prepacks(matrix.device) else (PLAIN,)
         product = MatrixProduct(lambda: matrix, kernels)
-        return lambda x: product(x, bias)
+        return lambda x: product.bound(x, bias)(x)
 
     def _prepacks(self, device: torch.device) -> bool:
         """True if kernels of ``kernels`` are used: not if autocast changes dtypes or a compiler traces."""

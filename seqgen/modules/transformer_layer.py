@@ -69,8 +69,11 @@ class AttentionLayer(nn.Module):
     """Whether there is attention to the source."""
 
     self_attn: Any
+    self_attn_layer_norm: Any
     encoder_attn: Any
+    encoder_attn_layer_norm: Any
     feed_forward: Any
+    final_layer_norm: Any
     dropout: Dropout
 
     def forward(
@@ -101,12 +104,15 @@ class AttentionLayer(nn.Module):
             ``(N, T, C)``, undefined at padding, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
         """
         attended, weights = self.self_attn(
-            self._before("self_attn", x), attn_mask=attn_mask, incremental_state=incremental_state, **of_self
+            self.self_attn_layer_norm(x) if self.normalize_before else x,
+            attn_mask=attn_mask,
+            incremental_state=incremental_state,
+            **of_self,
         )
         x = self._after("self_attn", x, attended)
         if self.has_encoder_attn:
             attended, weights = self.encoder_attn(
-                self._before("encoder_attn", x),
+                self.encoder_attn_layer_norm(x) if self.normalize_before else x,
                 encoder_out,
                 key_padding_mask=encoder_padding_mask,
                 attn_mask=encoder_attn_mask,
@@ -114,20 +120,12 @@ class AttentionLayer(nn.Module):
                 need_weights=need_weights,
             )
             x = self._after("encoder_attn", x, attended)
-        return self._transformed(x), weights
-
-    def _transformed(self, x: Tensor) -> Tensor:
-        """The output of the feed-forward network and its residual connection."""
-        return self._after("final", x, self.feed_forward(self._before("final", x)))
-
-    def _before(self, part: str, x: Tensor) -> Tensor:
-        """The input of a sublayer."""
-        normalized: Tensor = getattr(self, f"{part}_layer_norm")(x) if self.normalize_before else x
-        return normalized
+        update = self.feed_forward(self.final_layer_norm(x) if self.normalize_before else x)
+        return self._after("final", x, update), weights
 
     def _after(self, part: str, x: Tensor, update: Tensor) -> Tensor:
-        """The output of a sublayer with input ``x``."""
-        x = self.dropout.residual(x, update)
+        """The output of a sublayer with input ``x``; a module without effect is not called, since that costs time."""
+        x = x + (self.dropout(update) if self.training else update)
         normalized: Tensor = x if self.normalize_before else getattr(self, f"{part}_layer_norm")(x)
         return normalized
 

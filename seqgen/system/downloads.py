@@ -17,7 +17,7 @@ LEAST_BYTES = 1 << 20
 """A download is given up if fewer bytes arrive within ``WATCH_SECONDS``."""
 
 
-def watched(work: Callable[[], T], received: Callable[[], int]) -> T:
+def watch_download(work: Callable[[], T], received: Callable[[], int]) -> T:
     """Download in a thread, which is abandoned if too little arrives; it does not keep the process alive.
 
     Args:

@@ -66,7 +66,7 @@ def printable(message: str) -> str:
     )
 
 
-def missing(error: NotImplementedError) -> str:
+def missing_hook(error: NotImplementedError) -> str:
     """Name the hook that a class does not define, for a message; empty if the error has another reason.
 
     Args:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, TypeVar
 from seqgen.config import GenerateConfig
 from seqgen.config.generate import OUTPUT_FORMATS
 from seqgen.core.errors import ConfigError
-from seqgen.core.structures import Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.resolution import changes_scores
 from seqgen.text.line_stages import installed_stages
@@ -62,7 +61,7 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
 
     def fields(translation: Translation, **further: Any) -> dict[str, Any]:
         hypotheses = [
-            _hypothesis(item, len(decoding.members)) | _top_tokens(item.hypothesis, decoding.task.target_dictionary)
+            _hypothesis(item, len(decoding.members)) | _top_tokens(item, decoding.task.target_dictionary)
             for item in translation.hypotheses
         ]
         described = decoding.stages.record(translation)
@@ -93,8 +92,8 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
         values["model_score"] = item.model_score
     if item.member_scores is not None and members > 1:
         values["member_scores"] = [scores.tolist() for scores in item.member_scores]
-    if item.hypothesis.member_tokens is not None:
-        values["member_tokens"] = [tokens.tolist() for tokens in item.hypothesis.member_tokens]
+    if item.member_tokens is not None:
+        values["member_tokens"] = [tokens.tolist() for tokens in item.member_tokens]
     if item.utility is not None:
         values["utility"] = item.utility
     if item.rerank_score is not None:
@@ -106,7 +105,7 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
     return values
 
 
-def _top_tokens(hypothesis: Hypothesis, dictionary: Dictionary) -> dict[str, Any]:
+def _top_tokens(hypothesis: TextHypothesis, dictionary: Dictionary) -> dict[str, Any]:
     """For each token the id, the token and the probability of the most probable tokens; empty if not requested."""
     if hypothesis.top_tokens is None or hypothesis.top_scores is None:
         return {}

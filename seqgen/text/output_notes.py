@@ -90,14 +90,14 @@ class OutputNotes:
         whole = size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
         listing = next((key for key in keys_tagged(LISTS_OUTPUTS) if getattr(cfg, key)), "")
         rest = f" (it is only the beginning of a line of generation.{listing})" if listing and not whole else ""
-        if item.hypothesis.member_tokens is not None and not whole:
+        if item.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         longest -= forces_end and not whole  # Marian's search ends there without an end token
         if size > longest and (forces_end or not whole):
             empty = "" if item.text.strip() else "is empty and "
             return f"{empty}has the maximum length of {size} tokens and may be cut off{rest}"
-        if item.hypothesis.timed_out and not whole:
+        if item.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
-        if item.hypothesis.timed_out and self.setup.beam_size > 1:
+        if item.timed_out and self.setup.beam_size > 1:
             return f"is the best one after generation.max_time={cfg.max_time:g}, which ended the search"
         return "was cut off by a stopping rule" + rest if rest else ""

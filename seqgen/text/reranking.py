@@ -21,7 +21,7 @@ from seqgen.config import GenerationConfig, option
 from seqgen.core.component import Component
 from seqgen.core.contract import check_returned, contract_error
 from seqgen.core.errors import ConfigError, shown
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
 from seqgen.text.results import TextHypothesis, Translation
 
@@ -120,7 +120,7 @@ def utility_from_config(cfg: GenerationConfig, resources: Resources) -> Utility:
     Raises:
         ConfigError: the name is not registered.
     """
-    return build(UTILITIES, cfg.mbr, Utility, cfg, resources)
+    return build_component(UTILITIES, cfg.mbr, Utility, cfg, resources)
 
 
 def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[float]:
@@ -137,11 +137,11 @@ def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[floa
     """
     times = Counter(candidates)
     texts = list(times)
-    means = compared(utility, texts, texts) @ numpy.array(list(times.values())) / len(candidates)
+    means = compare_texts(utility, texts, texts) @ numpy.array(list(times.values())) / len(candidates)
     return [float(means[texts.index(text)]) for text in candidates]
 
 
-def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+def compare_texts(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
     """Compare texts with references, all pairs of texts if both are the same, and check what the utility returns.
 
     Raises:
@@ -159,7 +159,7 @@ def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) 
     return found
 
 
-def reranked(reranker: Reranker, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+def call_reranker(reranker: Reranker, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
     """Score the hypotheses of a line, and check what the reranker returns.
 
     Raises:
@@ -321,7 +321,7 @@ class Ranker:
         if cfg.mbr:
             self.utility = utility_from_config(cfg, resources)
         if cfg.rerank:
-            self.reranker = build(RERANKERS, cfg.rerank, Reranker, cfg, resources)
+            self.reranker = build_component(RERANKERS, cfg.rerank, Reranker, cfg, resources)
         if beam == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
             raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")
@@ -341,5 +341,5 @@ class Ranker:
             utilities = expected_utilities([item.text for item in found], self.utility)
             return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
         assert self.reranker is not None
-        scores = reranked(self.reranker, line, found)
+        scores = call_reranker(self.reranker, line, found)
         return [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]

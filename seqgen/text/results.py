@@ -24,60 +24,27 @@ def on_one_line(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class TextHypothesis:
-    """A hypothesis and its text.
+class TextHypothesis(Hypothesis):
+    """A hypothesis with its text; its attention is without the columns of padding.
 
     Attributes:
         text: the decoded tokens, newlines included.
-        hypothesis: tokens and scores; if requested, also attention and alignment, without the columns of padding.
         utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
         rerank_score: the score of the reranker, if ``generation.rerank`` names one.
         model_score: the score without temperature, penalties and other processors, if requested.
         member_scores: for each model that reads the input line ``(T,)`` its log-probabilities of the tokens, in nats,
-            if requested.
+            if requested, or if the models have different target vocabularies.
         hidden: for each model ``(T, C)`` the last hidden features of its decoder, if requested; row ``t`` predicts
             token ``t``.
         internals: for each model the hidden states and attention weights of all its layers, if requested.
     """
 
-    text: str
-    hypothesis: Hypothesis
+    text: str = ""
     utility: float | None = None
     rerank_score: float | None = None
     model_score: float | None = None
-    member_scores: list[Tensor] | None = None
     hidden: list[Tensor] | None = None
     internals: list[Internals] | None = None
-
-    @property
-    def score(self) -> float:
-        """The score by which hypotheses are ranked; see ``Hypothesis``."""
-        return self.hypothesis.score
-
-    @property
-    def tokens(self) -> Tensor:
-        """``(T,)`` int64 ids; see ``Hypothesis``."""
-        return self.hypothesis.tokens
-
-    @property
-    def positional_scores(self) -> Tensor:
-        """``(T,)`` the score of each token, in nats; see ``Hypothesis``."""
-        return self.hypothesis.positional_scores
-
-    @property
-    def attention(self) -> Tensor | None:
-        """``(T, S)`` weights over the source, end-of-sentence included; ``None`` if not requested."""
-        return self.hypothesis.attention
-
-    @property
-    def alignment(self) -> Tensor | None:
-        """``(T,)`` int64 source positions with the largest weight; ``None`` if not requested."""
-        return self.hypothesis.alignment
-
-    @property
-    def fields(self) -> dict[str, Tensor]:
-        """``(T, ...)`` the components' own values for each token, by name; see ``Hypothesis``."""
-        return self.hypothesis.fields
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from seqgen.core.component import Component
 from seqgen.core.contract import check_returned
 from seqgen.core.errors import DataError
 from seqgen.core.member import EMPTY
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.decoding.member_sources import field_of
 from seqgen.registry import MEMBER_SOURCES
 
@@ -39,7 +39,7 @@ def sources_from_config(cfg: GenerationConfig, resources: Resources) -> list[str
         ConfigError: an entry is not a source.
     """
     return [
-        build(MEMBER_SOURCES, name, MemberSource, cfg, resources) if MEMBER_SOURCES.find(name) else name
+        build_component(MEMBER_SOURCES, name, MemberSource, cfg, resources) if MEMBER_SOURCES.find(name) else name
         for name in cfg.member_sources
     ]
 

@@ -96,6 +96,7 @@ class TextDecoding:
             models=self.members,
             observers=setup.observers,
             ensemble=settings.ensemble,
+            settings=cfg,
         )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
@@ -247,7 +248,7 @@ class TextDecoding:
             replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
             if replaces and aligned.alignment is None:
                 notes.append("unknown words are not replaced: the model returns no attention weights")
-            found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
+            found.append(TextHypothesis(**vars(aligned), text=self._text(line, aligned, replaces)))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
         return self._written(line, line.translation(ranked, notes))
 
@@ -300,8 +301,8 @@ class TextDecoding:
 
     def _detailed(self, pairs: Sequence[tuple[InputLine, TextHypothesis]]) -> list[TextHypothesis]:
         """Some hypotheses with their optional fields."""
-        if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
-            return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
+        if pairs and pairs[0][1].member_scores is not None:  # the search of different vocabularies has computed them
+            return [item for _, item in pairs]
         batch = self.batcher.collate([(line, item.tokens) for line, item in pairs], self.members)
         ranking = Ranking(self.cfg.normalize_scores, self.cfg.length_penalty, self.cfg.length_penalty_form)
         return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)

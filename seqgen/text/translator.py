@@ -13,7 +13,7 @@ import copy
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -33,7 +33,7 @@ from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources, changed
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
-from seqgen.decoding.resolution import check_types, resolve
+from seqgen.decoding.resolution import resolve
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
 from seqgen.modules.dtypes import note_on, to_dtype
@@ -116,7 +116,6 @@ class Translator:
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
         self._settings = (settings or Settings()).with_layer(USER, keys)
-        check_types(self._settings)  # before anything is loaded
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
@@ -152,7 +151,7 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        return copy.deepcopy(self.resolve(settings).generation)  # the caller may change it
+        return GenerationConfig(**copy.deepcopy(vars(self.resolve(settings).generation)))  # the caller may change it
 
     def _key(self, settings: Settings) -> tuple[Any, ...]:
         """Equal for calls that resolve to the same settings: the layers above the models, and those of the models."""
@@ -172,7 +171,9 @@ class Translator:
         Raises:
             ConfigError: see ``settings``.
         """
-        settings = self._settings.with_layer(CALL, keys)
+        return self._resolve(self._settings.with_layer(CALL, keys))
+
+    def _resolve(self, settings: Settings) -> ResolvedSettings:
         if settings.get("dtype", "") != self.dtype:
             raise ConfigError(
                 f"generation.dtype={settings.get('dtype')} applies to all calls of a translator; pass it to the "
@@ -221,16 +222,17 @@ class Translator:
         details = Details(return_attention, return_scores, return_hidden, return_internals)
         _survive_forks()
         with _DECODING:
+            wanted = self._settings.with_layer(CALL, settings)
             if streamer is not None:
-                return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
-            return list(self._decoding(details, settings).translate(texts, prefixes))
+                return list(self._prepare(details, streamer, wanted).translate(texts, prefixes))
+            return list(self._decoding(details, wanted).translate(texts, prefixes))
 
-    def _decoding(self, details: Details, keys: Mapping[str, Any]) -> TextDecoding:
+    def _decoding(self, details: Details, settings: Settings) -> TextDecoding:
         """The preparation of a call; that of the last call if it has the same settings, details and files."""
-        key, last = self._key(self._settings.with_layer(CALL, keys)), self._prepared
+        key, last = self._key(settings), self._prepared
         if last is None or last[:2] != (key, details) or last.files != _versions(last.decoding.cfg):
-            files = _versions(self.resolve(keys).generation)  # before they are read
-            self._prepared = last = _Prepared(key, details, files, self.prepare(details, **keys))
+            files = _versions(self._resolve(settings).generation)  # before they are read
+            self._prepared = last = _Prepared(key, details, files, self._prepare(details, None, settings))
         return last.decoding
 
     def prepare(
@@ -249,17 +251,19 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        details, streaming = details or Details(), streamer is not None
-        wanted = self._settings.with_layer(CALL, settings)
+        return self._prepare(details or Details(), streamer, self._settings.with_layer(CALL, settings))
+
+    def _prepare(self, details: Details, streamer: Streamer | None, settings: Settings) -> TextDecoding:
+        streaming = streamer is not None
         for key in keys_tagged(CONSTRAINS) if streaming else ():
-            if value := wanted.get(key):
+            if value := settings.get(key):
                 raise ConfigError(
                     f"generation.{key}={value} cannot be streamed, because it needs several beams, and the best one "
                     "may still change; remove the key, or do not stream"
                 )
-        if streaming and self._settings.get("beam") is None:
-            settings = {"beam": 1, **settings}  # a larger beam is refused below
-        resolved = self.resolve(settings)
+        if streaming and settings.get("beam") is None:
+            settings = settings.with_layer(CALL, {"beam": 1})  # a larger beam is refused below
+        resolved = self._resolve(settings)
         cfg, given, notes = resolved.generation, resolved.settings, list(resolved.notes)
         if self.dtype and (note := note_on(self.dtype, self.device)):
             notes.append(note)
@@ -280,7 +284,6 @@ class Translator:
             if given.get(name, 0) > writable
         ]
         notes += of_setup
-        resolved = replace(resolved, generation=copy.deepcopy(cfg))  # the caller may change it
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
     def _build(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seqgen.config.generation import keys_tagged
-from seqgen.config.options import STRATEGY
 from seqgen.config.settings import Settings
 from seqgen.registry import import_declared
 from seqgen.text.languages import TextModel, begins_with_language, check_languages
@@ -26,9 +24,7 @@ def cross_vocabulary(members: Sequence[TextModel]) -> Any:
 
 
 def settings_of_models(members: Sequence[TextModel], settings: Settings) -> list[dict[str, Any]]:
-    """The settings of each model, without those that the layers above replace.
-
-    With a search object, the models' settings of the search are ignored.
+    """The settings of each model, without a forced first token that the target language replaces.
 
     Args:
         members: the models; at least one.
@@ -39,8 +35,9 @@ def settings_of_models(members: Sequence[TextModel], settings: Settings) -> list
     """
     if len(members) > 1 and not settings.get("member_sources", ()):
         check_languages(members)
-    replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_tagged(STRATEGY), "sampling"}
-    language = settings.get("target_lang") or members[0].generation.get("target_lang")
+    of_models = [dict(member.generation) for member in members]
+    language = settings.get("target_lang") or of_models[0].get("target_lang")
     if language and begins_with_language(members[0].task):
-        replaced.add("forced_first")  # which may be another language
-    return [{key: value for key, value in member.generation.items() if key not in replaced} for member in members]
+        for values in of_models:
+            values.pop("forced_first", None)  # which may be another language
+    return of_models

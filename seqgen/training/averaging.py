@@ -10,8 +10,8 @@ from torch import Tensor
 from seqgen.checkpoints.run_checkpoints import (
     FOLDER,
     Checkpoints,
-    copy_of_run,
-    numbered,
+    copy_run,
+    numbered_checkpoints,
     read_weights,
     resolve,
     update_of,
@@ -49,7 +49,7 @@ def average_runs(
             written = Checkpoints(folder)
             written.save([name], weights, None)
             return written.folder / name, checkpoints
-        with copy_of_run(folder, new_run, (EVENTS, LOG, SCORES)) as copy:
+        with copy_run(folder, new_run, (EVENTS, LOG, SCORES)) as copy:
             copy.save(["best"], weights, None)
         return new_run, checkpoints
 
@@ -68,7 +68,7 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
         CheckpointError: the run has fewer.
     """
     folder = run / FOLDER
-    by_update = {update_of(path): path for kind in ("epoch", "update") for path in numbered(folder, kind)}
+    by_update = {update_of(path): path for kind in ("epoch", "update") for path in numbered_checkpoints(folder, kind)}
     found = [by_update[update] for update in sorted(by_update)]
     if count < 1 or len(found) < count:
         raise CheckpointError(

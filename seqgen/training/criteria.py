@@ -45,7 +45,7 @@ class CriterionOut:
     logging: dict[str, Tensor | float] = field(default_factory=dict)
 
 
-def checked(criterion: Any, out: Any) -> CriterionOut:
+def check_out(criterion: Any, out: Any) -> CriterionOut:
     """Check what a criterion returned.
 
     Args:
@@ -65,7 +65,7 @@ def checked(criterion: Any, out: Any) -> CriterionOut:
             given = f"{tuple(value.shape)}; sum it" if hasattr(value, "shape") else f"{value!r}"
             raise contract_error(criterion, "__call__", f"must return one number as {name!r}, not {given}")
     if torch.is_grad_enabled() and not found.loss.requires_grad:
-        raise contract_error(criterion, "__call__", "must return a loss with a gradient: it is computed from no weight")
+        raise contract_error(criterion, "__call__", "must return a loss with a gradient, computed from the weights")
     return found
 
 

@@ -216,7 +216,7 @@ def unused_keys(cfg: DistributedConfig, group: ProcessGroup) -> list[str]:
     return [f"{' and '.join(found)} without effect: there is one process; start several by torchrun"]
 
 
-def parallel(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, device: torch.device) -> nn.Module:
+def parallelize(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, device: torch.device) -> nn.Module:
     """Connect the gradients of a module with those of the other ranks.
 
     Args:
@@ -302,11 +302,11 @@ def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwa
 
 
 @contextlib.contextmanager
-def synchronizing(module: Any, last: bool) -> Iterator[None]:
+def synchronize_gradients(module: Any, last: bool) -> Iterator[None]:
     """Exchange gradients with the other ranks only if this is the last forward and backward pass of an update.
 
     Args:
-        module: what ``parallel`` returned.
+        module: what ``parallelize`` returned.
         last: whether it is the last pass.
     """
     if hasattr(module, "set_is_last_backward"):  # an FSDPModule
@@ -317,11 +317,11 @@ def synchronizing(module: Any, last: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resharded(module: Any) -> Iterator[None]:
+def reshard(module: Any) -> Iterator[None]:
     """During its forward pass: return the weights that a module has gathered, and gather them again afterwards.
 
     Args:
-        module: what ``parallel`` returned for ``sharding=fsdp``.
+        module: what ``parallelize`` returned for ``sharding=fsdp``.
     """
     module.reshard()
     yield
@@ -346,13 +346,13 @@ def local_tensors(model: nn.Module) -> list[Tensor]:
     return [local(value) for value in (*model.parameters(), *model.buffers())]
 
 
-def whole(value: Any) -> Any:
+def gather_whole(value: Any) -> Any:
     """The whole of a tensor; all ranks call this. What is no ``DTensor`` is returned unchanged."""
     return value.full_tensor() if is_part(value) else value
 
 
 @torch.no_grad()
-def gathered(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
+def gather_tensors(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
     """Gather tensors of which each rank has a part, one after another, into the memory of the CPU; all ranks call this.
 
     Args:
@@ -366,12 +366,12 @@ def gathered(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
     made: dict[int, Any] = {}
     for value in values.values():
         if id(value) not in made:
-            complete = whole(value)
+            complete = gather_whole(value)
             made[id(value)] = complete if complete is value else complete.cpu() if keep else None
     return {name: made[id(value)] for name, value in values.items()}
 
 
-def like(value: Any, model: Tensor) -> Any:
+def part_like(value: Any, model: Tensor) -> Any:
     """The part of a tensor that this rank has of another one.
 
     Args:
@@ -390,7 +390,7 @@ def like(value: Any, model: Tensor) -> Any:
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load whole weights into a model, each rank its parts; others stay."""
     current = model.state_dict()
-    model.load_state_dict({name: like(value, current[name]) for name, value in weights.items()}, strict=False)
+    model.load_state_dict({name: part_like(value, current[name]) for name, value in weights.items()}, strict=False)
 
 
 class PlainCopy:
@@ -413,7 +413,7 @@ class PlainCopy:
         """
         parts = zip(self.model.parameters(), sharded.parameters(), strict=True)
         for plain, part in (*parts, *zip(self.model.buffers(), sharded.buffers(), strict=True)):
-            plain.data = whole(part.detach())
+            plain.data = gather_whole(part.detach())
         try:
             yield self.model
         finally:

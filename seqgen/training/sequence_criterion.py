@@ -29,7 +29,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.decoding.building import Resources
 from seqgen.decoding.search.sampling import RandomSearch
-from seqgen.text.reranking import Utility, compared, utility_from_config
+from seqgen.text.reranking import Utility, compare_texts, utility_from_config
 from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, has_default_forward
 from seqgen.training.cross_entropy import cross_entropy
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Hypotheses = Sequence[Sequence[Hypothesis]]
 
 
-def decoding(**values: Any) -> Any:
+def decode_option(**values: Any) -> Any:
     """A field for decoding keys, ``criterion.decode.KEY``.
 
     Args:
@@ -52,7 +52,7 @@ def decoding(**values: Any) -> Any:
 class SequenceConfig:
     """Options of every criterion that decodes."""
 
-    decode: GenerationConfig = decoding()
+    decode: GenerationConfig = decode_option()
     token_loss: float = option(
         0.0, "weight of the cross-entropy with the references; the sequence loss has the rest", minimum=0, maximum=1
     )
@@ -235,7 +235,7 @@ class SequenceCriterion(Criterion):
         found = []
         for row, reference in zip(hypotheses, self.references(batch), strict=True):
             texts = [self.task.decode(one.tokens) for one in row]
-            found.append(torch.from_numpy(compared(self.utility, texts, [self.task.decode(reference)])[:, 0]))
+            found.append(torch.from_numpy(compare_texts(self.utility, texts, [self.task.decode(reference)])[:, 0]))
         return pad_sequence(found, batch_first=True).to(batch.ids.device)
 
     def rescore(

@@ -21,21 +21,21 @@ from seqgen.modules.linear import TRAINING
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
-from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, checked, sum_outs
+from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, check_out, sum_outs
 from seqgen.training.distributed import (
     LossModule,
     PlainCopy,
     ProcessGroup,
     check_sharding,
-    gathered,
-    like,
+    gather_tensors,
+    gather_whole,
     load,
     local,
-    parallel,
+    parallelize,
+    part_like,
     recompute_activations,
-    resharded,
-    synchronizing,
-    whole,
+    reshard,
+    synchronize_gradients,
 )
 from seqgen.training.lr_schedulers import LRScheduler
 from seqgen.training.optimizers import EMA
@@ -121,7 +121,7 @@ class Trainer:
         self._optimizer_step = 0  # of the current update
 
     def _parallelize(self, model: EncoderDecoderModel) -> None:
-        """Connect the model with the other ranks; see ``parallel``."""
+        """Connect the model with the other ranks; see ``parallelize``."""
         cfg, sharding = self.cfg, self.cfg.distributed_training
         check_sharding(sharding)
         sharded = sharding.sharding == "fsdp" and self.group.world_size > 1
@@ -137,12 +137,12 @@ class Trainer:
         if cfg.optimization.checkpoint_activations:
             recompute_activations(model)
         loss = LossModule(
-            model, lambda batch, model: checked(self.criterion, self.task.train_step(batch, model, self.criterion))
+            model, lambda batch, model: check_out(self.criterion, self.task.train_step(batch, model, self.criterion))
         )
         loss.add_module("criterion", self.criterion.module)
-        self._loss_module = parallel(loss, sharding, self.group, self.device)
+        self._loss_module = parallelize(loss, sharding, self.group, self.device)
         if sharded and self.ema is not None:
-            parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
+            parallelize(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 
     @property
     def eval_model(self) -> EncoderDecoderModel:
@@ -173,7 +173,7 @@ class Trainer:
         if not self.sharded or model is not self.model:
             yield model
             return
-        with resharded(self._loss_module), self.plain(model) as copy:
+        with reshard(self._loss_module), self.plain(model) as copy:
             yield copy
 
     @contextlib.contextmanager
@@ -264,7 +264,7 @@ class Trainer:
         """
         outs: list[CriterionOut] = []
         for place, batch in enumerate(batches):
-            with synchronizing(self._loss_module, last=place == len(batches) - 1):
+            with synchronize_gradients(self._loss_module, last=place == len(batches) - 1):
                 try:
                     if batch is not None:
                         outs.append(self._backward(batch, place))
@@ -303,7 +303,7 @@ class Trainer:
         sample_size /= self.group.world_size  # the gradients are means over the ranks
         grads = [param.grad for param in self.params if param.grad is not None]
         with self.group.collective():
-            norm: Tensor = whole(torch.nn.utils.get_total_norm(grads)) / sample_size
+            norm: Tensor = gather_whole(torch.nn.utils.get_total_norm(grads)) / sample_size
         clip = self.cfg.optimization.clip_norm
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
         torch._foreach_mul_([local(grad) for grad in grads], factor / sample_size)
@@ -335,21 +335,21 @@ class Trainer:
         result.skipped = f"{reason}, after {done} of its optimizer steps" if done else reason
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gathered``."""
+        """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gather_tensors``."""
         with self.group.collective():
             return self._gathered(self.eval_model)
 
     def _gathered(self, model: EncoderDecoderModel) -> dict[str, Tensor]:
         """The weights of a model that checkpoints contain."""
-        return gathered(named(model.state_dict(keep_vars=True), model.saved_weights), self.group.is_main)
+        return gather_tensors(named(model.state_dict(keep_vars=True), model.saved_weights), self.group.is_main)
 
     def state_dict(self) -> dict[str, Any]:
         """The training state without ``weights``: nested plain values and tensors. All ranks call this."""
         state, main = self.optimizer.state_dict(), self.group.is_main
         with self.group.collective():
-            values = {self.names[int(index)]: gathered(value, main) for index, value in state["state"].items()}
+            values = {self.names[int(index)]: gather_tensors(value, main) for index, value in state["state"].items()}
             trained = self._gathered(self.model) if self.ema is not None else {}
-            of_criterion = gathered(self.criterion.module.state_dict(keep_vars=True), main)
+            of_criterion = gather_tensors(self.criterion.module.state_dict(keep_vars=True), main)
         return {
             "update": self.update,
             "skips": self.skips,
@@ -411,7 +411,7 @@ class Trainer:
             values = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in values.items()}
             groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
         state = {
-            indices[name]: {key: like(value, self.params[indices[name]]) for key, value in values.items()}
+            indices[name]: {key: part_like(value, self.params[indices[name]]) for key, value in values.items()}
             for name, values in saved["state"].items()
         }
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -14,7 +14,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.iterator import EpochIterator
 from seqgen.text.translator import ModelInMemory, Translator
-from seqgen.training.criteria import checked, mean_scores, sum_outs
+from seqgen.training.criteria import check_out, mean_scores, sum_outs
 
 if TYPE_CHECKING:
     from seqgen.task import Task
@@ -159,7 +159,7 @@ class Validator:
                 self._check_stop()
             with trainer.autocast():
                 out = trainer.task.valid_step(batch.to(trainer.device), model, trainer.criterion)
-            outs.append(checked(trainer.criterion, out))
+            outs.append(check_out(trainer.criterion, out))
         return sum_outs(outs)[0]
 
     def _decode(self, model: EncoderDecoderModel, result: ValidationResult) -> None:

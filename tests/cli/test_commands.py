@@ -22,7 +22,7 @@ import yaml
 
 from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
+from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered_checkpoints, read_training_state, read_weights
 from seqgen.cli import end_now
 from seqgen.cli.generate import line_progress
 from seqgen.cli.output import check_output, open_output
@@ -199,7 +199,7 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
 
     @contextlib.contextmanager
     def training_ends_meanwhile(folder: Path) -> Iterator[None]:
-        newest = numbered(folder / "checkpoints", "epoch")[-1]
+        newest = numbered_checkpoints(folder / "checkpoints", "epoch")[-1]
         weights, state = read_weights(newest), read_training_state(newest)
         Checkpoints(folder).save(["epoch_99"], weights, {**state, "update": 1000})
         Checkpoints(folder).prune("epoch", 2)

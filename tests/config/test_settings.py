@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from seqgen.config import FastConfig, GenerationConfig
-from seqgen.config.compose import compose
+from seqgen.config.compose import compose_given
 from seqgen.config.generate import GenerateConfig
-from seqgen.config.settings import ResolvedSettings, Settings, given_settings
+from seqgen.config.settings import Layer, ResolvedSettings, Settings
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.errors import ConfigError
 from seqgen.decoding.processors.tokens import Forbid
@@ -54,7 +54,9 @@ def test_equal_settings_are_equal_keys() -> None:
     one, other = ({"beam": 2, "bad_words": ["a"], "search": search} for _ in range(2))
     same = Settings().with_layer("user", one), Settings().with_layer("user", other)
     assert len(set(same)) == 1
-    changed = [{"beam": True}, {"beam": 2.0}, {"bad_words": ["b"]}, {"search": BeamSearch()}, {"search": "beam"}]
+    wrong = [{"generation.beam": True}, {"generation.beam": 2.0}]
+    assert len({Settings(Layer("user", values)) for values in [*wrong, {"generation.beam": 2}]}) == 3
+    changed = [{"bad_words": ["b"]}, {"search": BeamSearch()}, {"search": "beam"}]
     for values in changed:
         assert Settings().with_layer("user", {**one, **values}) != same[0], values
     assert Settings().with_layer("call", one) != same[0], "notes name the keys that come from the model"
@@ -103,7 +105,7 @@ def test_objects_are_separated_from_names() -> None:
 def test_what_the_command_line_gives() -> None:
     overrides = ["generation.beam=5", "fast.use_cache=false", "generation.search=diverse_beam", "search.groups=5",
                  "job.workers=2", "format=json"]  # fmt: skip
-    assert given_settings(compose(GenerateConfig, overrides), overrides) == {
+    assert compose_given(GenerateConfig, overrides)[1] == {
         "generation.beam": 5, "fast.use_cache": False, "generation.search": "diverse_beam", "search.groups": 5
     }  # fmt: skip
 
@@ -117,7 +119,7 @@ def test_a_second_call_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
     with monkeypatch.context() as patch:
         patch.setattr(Translator, "prepare", fail)
-        patch.setattr(type(translator._vocabularies), "resolve", fail)
+        patch.setattr(Translator, "_completed", fail)
         again = translator.translate(texts, nbest=2, return_scores=True)
         with pytest.raises(AssertionError):
             translator.translate(texts, nbest=3)

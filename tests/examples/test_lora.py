@@ -14,7 +14,7 @@ from torch import Tensor
 from examples.papers.lora import LoRA, LoRAConfig, LoRALinear, adapt
 from seqgen.addons.checks.kinds import Vocabularies
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.model_weights import merged_model
+from seqgen.checkpoints.model_weights import merge_additions
 from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.modules.linear import Linear
 from seqgen.registry import MODELS
@@ -65,10 +65,10 @@ def test_new_adapters_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", BASES)
 def test_the_merged_model_is_a_base_that_computes_the_same(name: str) -> None:
     model, base = adapted(name, seed=1), plain_model(name)
-    merged = merged_model(model)
+    merged = merge_additions(model)
     assert [*merged.state_dict()] == [*base.state_dict()]
     assert [type(module).__name__ for module in merged.modules()] == [type(m).__name__ for m in base.modules()]
-    assert merged_model(merged) is merged
+    assert merge_additions(merged) is merged
     torch.testing.assert_close(logits(merged), logits(model), rtol=0, atol=1e-10)
     base.load_state_dict(merged.state_dict())
     torch.testing.assert_close(logits(base), logits(model), rtol=0, atol=1e-10)

@@ -20,14 +20,14 @@ from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.rules import StoppingRule
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import LOGITS_PROCESSORS, Entry
-from seqgen.text.reranking import Reranker, Utility, compared, expected_utilities, reranked
+from seqgen.text.reranking import Reranker, Utility, call_reranker, compare_texts, expected_utilities
 from seqgen.text.sources import MemberSource, source_text
 from seqgen.text.translator import Translator
-from seqgen.training.criteria import CriterionOut, checked
+from seqgen.training.criteria import CriterionOut, check_out
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import batch_of, dictionary
@@ -133,7 +133,7 @@ def test_a_build_method_that_returns_nothing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(LOGITS_PROCESSORS._entries, "made", Entry("made", made, type("Cfg", (), {})))
     monkeypatch.setattr("seqgen.decoding.building.component_config", lambda *given: None)
     with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor but returns None"):
-        build(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
+        build_component(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("result", [None, [[1.0]], numpy.zeros((1, 2)), numpy.full((2, 2), numpy.nan)], ids=str)
@@ -143,7 +143,7 @@ def test_utilities(result: Any) -> None:
         expected_utilities(["a", "b"], mine)
     mine = component(Utility, compare=lambda self, texts, references: result)
     with pytest.raises(ContractError, match=r"^Mine.compare .* must return "):
-        compared(mine, ["a", "b"], ["c"])
+        compare_texts(mine, ["a", "b"], ["c"])
 
 
 @pytest.mark.parametrize("result", [None, [1.0], [1.0, "?"], [1.0, float("nan")], "12", {1: 2, 3: 4}], ids=str)
@@ -151,7 +151,7 @@ def test_rerankers(result: Any) -> None:
     mine: Any = component(Reranker, __call__=lambda self, translation, hypotheses: result)
     hypotheses: Any = ["one", "two"]
     with pytest.raises(ContractError, match=r"^Mine .* must return a number for each of 2 hypotheses"):
-        reranked(mine, None, hypotheses)  # type: ignore[arg-type]
+        call_reranker(mine, None, hypotheses)  # type: ignore[arg-type]
 
 
 WRONG_TENSORS: dict[str, Callable[[Any], Any]] = {
@@ -244,7 +244,7 @@ def test_member_sources() -> None:
 
 def test_criteria() -> None:
     weight = torch.ones(2, requires_grad=True)
-    assert checked("mine", CriterionOut(weight.sum(), 2, {"ntokens": 2.0})).sample_size == 2
+    assert check_out("mine", CriterionOut(weight.sum(), 2, {"ntokens": 2.0})).sample_size == 2
     for out, message in (
         (weight.sum(), "must return a CriterionOut but returns a Tensor"),
         (CriterionOut(weight, 2), r"one number as 'loss', not \(2,\)"),
@@ -255,9 +255,9 @@ def test_criteria() -> None:
         (CriterionOut(weight.sum(), 2, {"own": numpy.zeros(3)}), r"one number as 'own', not \(3,\)"),  # type: ignore[dict-item]
     ):
         with pytest.raises(ContractError, match=message):
-            checked("mine", out)
+            check_out("mine", out)
     with torch.no_grad():
-        checked("mine", CriterionOut(weight.sum(), 2))
+        check_out("mine", CriterionOut(weight.sum(), 2))
 
 
 @pytest.mark.parametrize(

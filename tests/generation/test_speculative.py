@@ -367,5 +367,5 @@ def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -
     options = {"processors": [Reading(1.0)]}
     alone = decode([model], batch, **options)
     assert_same(decode([model], batch, SpeculativeSearch(PromptLookup(2), 4), **options), alone)
-    with pytest.raises(ConfigError, match="Reading needs hidden features of the decoded model"):
+    with pytest.raises(ConfigError, match="Reading needs hidden states of the decoded model"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(model), 4), **options)

@@ -210,7 +210,7 @@ def test_a_prefix_counts_towards_the_constraints() -> None:
     ("phrases", "words"),
     [
         ([[[A]]], "constraints for 1 sentences, but the batch has 4"),
-        ([[[A]], [], [[B, 12]], []], "sentence 2 has 12, which is no id"),
+        ([[[A]], [], [[B, 12]], []], "sentence 2 has 12, not an id"),
         ([["word"], [], [], []], "sentence 0 has 'w'"),
     ],
 )

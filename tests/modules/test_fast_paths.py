@@ -83,7 +83,7 @@ def test_beams_in_place(name: str, beam_indirection: bool | None, memory: None) 
 def test_positions_taken_back(name: str, beam_indirection: bool, memory: None) -> None:
     subject = subject_of(name)
     if subject.decoder.can_roll_back:
-        stepping.stepped_after_rolling_back(subject, beam_indirection)
+        stepping.rolling_back_changes_nothing(subject, beam_indirection)
         return
     with pytest.raises(DecodingError, match="can_roll_back"):
         subject.decoder.roll_back({}, 1)
@@ -107,7 +107,7 @@ def test_a_convolution_takes_back_only_what_it_was_told() -> None:
 def test_batches_that_join(name: str, beam_indirection: bool, memory: None) -> None:
     subject = subject_of(name)
     if subject.decoder.can_merge:
-        stepping.batches_that_join(subject, beam_indirection)
+        stepping.joining_batches_changes_nothing(subject, beam_indirection)
         return
     first = Decode(subject)
     with pytest.raises(DecodingError, match="can_merge"):

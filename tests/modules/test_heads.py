@@ -14,7 +14,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Source
 from seqgen.inspection import masked_heads
-from seqgen.modules.inspection import recorded
+from seqgen.modules.inspection import record_passes
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
@@ -65,7 +65,7 @@ def test_recorded_weights_are_those_before_the_mask() -> None:
     pair = pair_of("mbart")
     masks = masks_of(pair.original.config)
     theirs = pair.original_pass(output_attentions=True, **{THEIRS[name]: mask for name, mask in masks.items()})
-    with recorded(pair.model) as recording, masked_heads(pair.model, **masks):
+    with record_passes(pair.model) as recording, masked_heads(pair.model, **masks):
         pair.pass_()
     for layer, weights in enumerate(recording.decoder[0].cross_attention):
         assert_near(weights * masks["cross"][layer].view(-1, 1, 1), theirs.cross_attentions[layer])

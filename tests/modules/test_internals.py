@@ -15,7 +15,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Source
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.inspection import StepLogits
-from seqgen.modules.inspection import StackInternals, recorded
+from seqgen.modules.inspection import StackInternals, record_passes
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2
 from tests.huggingface_internals import assert_near, every_kind, pair_of
@@ -52,7 +52,7 @@ def assert_stacks_near(got: StackInternals, wanted: StackInternals, tolerance: f
 def test_a_forward_pass_is_that_of_transformers(kind: str) -> None:
     pair = pair_of(kind)
     theirs = pair.original_pass(**TRANSFORMERS)
-    with recorded(pair.model) as recording:
+    with record_passes(pair.model) as recording:
         pair.pass_()
     (encoder,), (decoder,) = recording.encoder, recording.decoder
     for mine, other in zip(encoder.hidden_states, theirs.encoder_hidden_states, strict=True):
@@ -73,7 +73,7 @@ def test_a_forward_pass_of_gpt2_is_that_of_transformers(tmp_path: Path) -> None:
     real = torch.arange(7) >= torch.tensor([[0], [2]])
     positions = (real.long().cumsum(1) - 1).clamp(min=0)
     theirs = original(tokens, attention_mask=real.long(), position_ids=positions, **TRANSFORMERS)
-    with recorded(model) as recording:  # prompts of 5 and 3 tokens, and two further tokens
+    with record_passes(model) as recording:  # prompts of 5 and 3 tokens, and two further tokens
         model(tokens[:, :5], torch.tensor([5, 3]), torch.cat([tokens[:, :1], tokens[:, 5:]], dim=1))
     (decoder,) = recording.decoder
     assert not recording.encoder
@@ -90,7 +90,7 @@ def test_recording_changes_nothing_and_ends(name: str) -> None:
     model, given = build(name), inputs(name, [5, 2, 3], 4)
     arguments = (given.src_tokens, given.src_lengths, given.prev_output_tokens)
     plain = model(*arguments)
-    with recorded(model) as recording:
+    with record_passes(model) as recording:
         out = model(*arguments)
     assert out.attention is None
     torch.testing.assert_close(out.logits, plain.logits, rtol=0, atol=1e-5)
@@ -113,10 +113,10 @@ def test_steps_are_the_forward_pass(name: str) -> None:
     given = inputs(name, [5, 2, 3], 5, rows_per_sentence=2)
     encoder_out = model.encoder(given.src_tokens, given.src_lengths)
     targets = given.prev_output_tokens
-    with recorded(model) as whole:
+    with record_passes(model) as whole:
         model.decoder(targets, expand(encoder_out, 2))
     state = model.decoder.new_incremental_state(3, 2)
-    with recorded(model) as steps:
+    with record_passes(model) as steps:
         for upto in (1, 2, 4, 5):
             model.decoder(targets[:, :upto], encoder_out, state)
     assert len(steps.decoder) == 4
@@ -206,10 +206,10 @@ def test_the_translator_returns_the_internals_of_hypotheses(name: str) -> None:
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
-    with pytest.raises(ConfigError, match="LSTMDecoder cannot be recorded"), recorded(build("lstm_tiny")):
+    with pytest.raises(ConfigError, match="LSTMDecoder cannot be recorded"), record_passes(build("lstm_tiny")):
         pass
     model = build("transformer_tiny")
-    with recorded(model), pytest.raises(ConfigError, match="already being recorded"), recorded(model):
+    with record_passes(model), pytest.raises(ConfigError, match="already being recorded"), record_passes(model):
         pass
     assert all(getattr(module, "on_weights", None) is None for module in model.modules())
 

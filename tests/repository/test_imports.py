@@ -138,7 +138,7 @@ def part_of(name: str) -> str:
 def test_declarations_of_keys_import_nothing_else() -> None:
     files = dict(modules())
     for name in DECLARATIONS:
-        assert imports(files[name]) == {"config.options"}, name
+        assert imports(files[name]) <= {"config", "config.options"}, name
 
 
 def test_imports_point_one_way() -> None:
@@ -171,13 +171,18 @@ PUBLIC = {"seqgen", "seqgen.extend", "seqgen.config"}
 """What an add-on imports, besides its own modules."""
 
 PRIVATE = {
+    ("bit_exact/decoding.py", "seqgen.system.switches"): "numbers must not depend on the choice of kernels",
+    ("catalogue/shortlist.py", "seqgen.decoding.phrases"): "a shortlist has the tokens of demanded phrases",
     ("checks/checking.py", "seqgen.system.error_messages"): "names the hook that a component lacks, as commands do",
     ("checks/command.py", "seqgen.cli.command"): "KIND=NAME comes first, except with an option such as --help",
     ("compare/command.py", "seqgen.cli.commands"): "shows a trace, by the table of what add-ons make",
     ("compare/runs.py", "seqgen.cli.provenance"): "reads the versions and data of a run, as training recorded them",
     ("compare/runs.py", "seqgen.training.run_log"): "reads the log and the scores of a run",
-    ("cross_vocabulary/ensemble.py", "seqgen.decoding.resolution"): "settings are completed as for one vocabulary",
-    ("cross_vocabulary/ensemble.py", "seqgen.text.languages"): "a note that nothing chooses the language",
+    ("cross_vocabulary/ensemble.py", "seqgen.decoding.resolution"): "resolves settings as with one vocabulary",
+    ("cross_vocabulary/ensemble.py", "seqgen.text.languages"): "says of each model that its language is not set",
+    ("cuda_graphs/captured.py", "seqgen.core.incremental_state"): "compares the tensors of two states",
+    ("cuda_graphs/captured.py", "seqgen.core.member"): "records what a member does in a step",
+    ("cuda_graphs/captured.py", "seqgen.modules.step_plan"): "a recorded step has a plan of its own",
     ("export/onnx.py", "seqgen.system.switches"): "a graph must not depend on the example with which it is traced",
     ("jobs/command.py", "seqgen.cli.line_decoding"): "a worker decodes and writes lines as seqgen-generate does",
     ("jobs/command.py", "seqgen.cli.provenance"): "the manifest has the versions that training records",

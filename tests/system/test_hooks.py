@@ -9,7 +9,7 @@ import pytest
 import seqgen.extend
 import seqgen.models
 import seqgen.tasks  # declares the built-in tasks, as the import above declares the models
-from seqgen.core.contract import Hooked, misspelt
+from seqgen.core.contract import Hooked, find_misspelt
 from seqgen.core.errors import ConfigError
 from tests.commands import command
 from tests.system.test_flags import built_in
@@ -55,7 +55,7 @@ def test_other_names() -> None:
 
 
 def test_no_built_in_class_is_taken_for_misspelt() -> None:
-    assert not {cls: found for cls in built_in(Hooked) if (found := list(misspelt(cls)))}
+    assert not {cls: found for cls in built_in(Hooked) if (found := list(find_misspelt(cls)))}
 
 
 def test_a_command_names_file_and_line(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.cli.line_decoding import text_cleaner
-from seqgen.cli.output import score_lines
+from seqgen.cli.line_decoding import make_text_cleaner
+from seqgen.cli.output import format_scores
 from seqgen.core.errors import ConfigError
 from seqgen.metrics import CORPUS_METRICS, Texts, corpus_scores, text_scores
 from tests.commands import command
@@ -68,7 +68,7 @@ def test_what_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="pip install rouge-score"):
         corpus_scores(["rougeL"], TEXTS)
     with pytest.raises(ConfigError, match="pip install sacremoses"):
-        text_cleaner("", "de")
+        make_text_cleaner("", "de")
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_a_bleu_that_must_be_zero_is_not_shown() -> None:
     short, longer = ["zwei", "drei Hunde"], ["eins zwei drei vier", "a"]
-    lines = score_lines(text_scores(short, short), short)
+    lines = format_scores(text_scores(short, short), short)
     assert lines[0].startswith("bleu is not defined, because no output has four words")
     assert lines[2] == "exact_match = 100.00"
-    assert score_lines(text_scores(longer, ["x", "y"]), longer)[0].startswith("bleu = 0.00")
-    assert score_lines(text_scores(longer, longer), longer)[0].startswith("bleu = ")
+    assert format_scores(text_scores(longer, ["x", "y"]), longer)[0].startswith("bleu = 0.00")
+    assert format_scores(text_scores(longer, longer), longer)[0].startswith("bleu = ")
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_a_bleu_that_must_be_zero_is_not_shown() -> None:
     ],
 )
 def test_text_of_tokenized_outputs(remove_bpe: str, detokenize: str, output: str, text: str) -> None:
-    assert text_cleaner(remove_bpe, detokenize)(output) == text
+    assert make_text_cleaner(remove_bpe, detokenize)(output) == text
 
 
 def test_an_unknown_language_is_refused() -> None:
     for language in ("german", "xx"):
         with pytest.raises(ConfigError, match=f"detokenize={language}: .* the languages are .*de, .*zh"):
-            text_cleaner("", language)
+            make_text_cleaner("", language)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_detokenization_undoes_moses_tokenization(language: str, text: str) -> N
 
     tokens = MosesTokenizer(lang=language).tokenize(text, return_str=True)
     assert tokens != text
-    assert text_cleaner("", language)(tokens) == text
+    assert make_text_cleaner("", language)(tokens) == text

@@ -18,7 +18,7 @@ from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.speculative.drafters import ModelDrafter
 from seqgen.decoding.speculative.verification import SpeculativeSearch
-from seqgen.modules.inspection import recorded
+from seqgen.modules.inspection import record_passes
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
 from tests.model_zoo import EOS, ZOO, sharp
@@ -150,7 +150,7 @@ def test_strategies_that_encode_the_source_themselves_refuse_an_encoding(search:
 def test_an_encoding_is_recorded_without_the_encoder() -> None:
     pair = pair_of("bart")
     features, mask = mixed(pair)
-    with recorded(pair.model) as recording:
+    with record_passes(pair.model) as recording:
         pair.model.decoder(pair.prefixes[:2], EncoderOut(features, ~mask))
     assert not recording.encoder
     assert len(recording.decoder) == 1

@@ -104,7 +104,7 @@ def test_json_has_the_most_probable_tokens() -> None:
                 assert sum(probabilities.values()) <= 1 + 1e-6
                 assert all(decoding.task.target_dictionary.index(text) == number for number, text, _ in top)
                 assert "w3" not in [text for _, text, _ in top]
-            assert found.hypothesis.top_tokens is not None
+            assert found.top_tokens is not None
     plain = Translator(text_model()).prepare()
     assert "top_tokens" not in FORMATS["json"](plain, None)(next(iter(plain.translate(TEXTS))))
 

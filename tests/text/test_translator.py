@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -330,13 +331,15 @@ def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
 def test_configurations_that_the_caller_changes_are_not_used_again() -> None:
     translator = Translator(text_model(), beam=3, nbest=3, suppress=["w2"], **SHORT)
     wanted = [one.text for one in translator.translate(TEXTS)]
-    for cfg in (translator.settings(), translator.prepare().cfg):
-        cfg.nbest = 1
-        cfg.suppress.append(wanted[0].split()[0])
-        assert (translator.settings().nbest, translator.settings().suppress) == (3, ["w2"])
-        found = translator.translate(TEXTS)
-        assert [one.text for one in found] == wanted
-        assert len(found[0].hypotheses) == 3
+    cfg = translator.settings()
+    cfg.nbest = 1
+    cfg.suppress.append(wanted[0].split()[0])
+    assert (translator.settings().nbest, translator.settings().suppress) == (3, ["w2"])
+    found = translator.translate(TEXTS)
+    assert [one.text for one in found] == wanted
+    assert len(found[0].hypotheses) == 3
+    with pytest.raises(FrozenInstanceError, match="cannot assign to nbest"):
+        translator.prepare().cfg.nbest = 1
 
 
 def test_settings_of_a_model_that_change_apply_to_the_next_call() -> None:

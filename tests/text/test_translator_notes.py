@@ -40,8 +40,8 @@ def test_outputs_that_the_time_cuts_off(name: str, semantics: str) -> None:
     translator = Translator(text_model(), **settings, min_len=0)
     for translation in translator.translate(TEXTS, max_time=1e-9):
         assert len(translation.hypotheses[0].tokens) == 1
-        assert translation.hypotheses[0].hypothesis.timed_out
-        assert translation.hypotheses[0].hypothesis.forced_end
+        assert translation.hypotheses[0].timed_out
+        assert translation.hypotheses[0].forced_end
         assert translation.notes == ["the output was cut off after generation.max_time=1e-09"]
     for translation in translator.translate(TEXTS[:1], max_time=1000.0, max_len_b=2):
         assert not any("max_time" in note for note in translation.notes)

@@ -17,7 +17,7 @@ from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.config import DistributedConfig
 from seqgen.core.errors import ConfigError, ResourceError
 from seqgen.training.criteria import CriterionOut
-from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, whole
+from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, gather_whole
 from seqgen.training.trainer import Trainer
 from tests.parallel_training import MODELS, Job, seen_examples, train_in, train_together
 from tests.training_runs import Lab, everything, flat, lab, records
@@ -225,7 +225,7 @@ def test_each_dtype_of_fsdp_is_used_for_its_purpose(group: ProcessGroup, param: 
     module = _sharded(LossModule(model, loss), cfg, group, torch.device("cpu"))
     module(torch.randn(3, 8))[0].backward()
     assert computed == [getattr(torch, param or "float32")]
-    gradient = whole(model.weight.grad)
+    gradient = gather_whole(model.weight.grad)
     assert gradient.dtype == torch.float32
     exchanged = reduce or param
     rounded = [torch.equal(gradient, gradient.to(dtype).float()) for dtype in (torch.bfloat16, torch.float16)]

@@ -50,7 +50,7 @@ def test_buffers_are_averaged_and_integers_copied() -> None:
 def trainer(lab: Lab, group: ProcessGroup, *overrides: str) -> Trainer:
     cfg = lab.config(*overrides)
     task = lab.task(cfg, lab.root / "trainer")
-    with mock.patch("seqgen.training.trainer.parallel", lambda module, *_: module):  # no other rank is there
+    with mock.patch("seqgen.training.trainer.parallelize", lambda module, *_: module):  # no other rank is there
         return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group)
 
 

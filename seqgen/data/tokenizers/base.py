@@ -378,7 +378,7 @@ def _byte_characters() -> Iterator[tuple[str, int]]:
 
 
 _LONGEST = 18
-"""Digits of an id; longer numbers are no ids of a vocabulary, and take long to read."""
+"""Maximum digits of an id; longer numbers are not ids of any vocabulary, and take long to read."""
 
 
 @register_tokenizer("ids")

@@ -581,6 +581,6 @@ def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> Non
         wrong = [token for token in tokens_of(row) if not isinstance(token, int) or not 0 <= token < vocab]
         if wrong:
             raise ConfigError(
-                f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
+                f"a phrase of sentence {sentence} has {wrong[0]!r}, not an id of the target vocabulary of {vocab} "
                 "tokens; a phrase is a list of ids, or a list of such lists for alternatives"
             )

@@ -22,7 +22,7 @@ from seqgen.decoding.speculative.verification import (
     Drafts,
     LookAhead,
     SpeculativeSession,
-    other_vocabulary,
+    vocabulary_error,
 )
 from seqgen.modules.language_model import LanguageModel
 
@@ -113,7 +113,7 @@ class ModelDraft(Draft):
         target, setup = self.target, self.target.setup
         logits = self.member.next_output(tokens.flatten(0, 1)).logits
         if logits.size(-1) < setup.vocab_size:
-            raise other_vocabulary(logits.size(-1), setup.vocab_size)
+            raise vocabulary_error(logits.size(-1), setup.vocab_size)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
         lprobs = logits if target.scoring.processes_logits else self.member.model.get_normalized_probs(logits)
         context = target.context(step, target.beam, tokens)

@@ -307,7 +307,7 @@ class SpeculativeSession(Session):
             ConfigError: the vocabularies have different sizes.
         """
         if lprobs.size(-1) != drafted_with.size(-1):
-            raise other_vocabulary(drafted_with.size(-1), lprobs.size(-1))
+            raise vocabulary_error(drafted_with.size(-1), lprobs.size(-1))
         log_p, log_q = (values.gather(-1, drafted.unsqueeze(-1)).squeeze(-1) for values in (lprobs, drafted_with))
         accepted = self.uniforms(ACCEPTANCE, step).log() < log_p - log_q
         residual = (lprobs.exp() - drafted_with.exp()).clamp(min=0.0).log()
@@ -377,7 +377,7 @@ class SpeculativeSearch(Search):
         self.inner = inner or BeamSearch()
         if self.inner.session_class is not None:
             raise ConfigError(
-                f"a draft is verified token by token, and {type(self.inner).__name__} has a loop of its own; "
+                f"a draft is verified token by token, but {type(self.inner).__name__} has its own decoding loop; "
                 "choose greedy search or sampling, or remove the draft"
             )
         self.drafter = drafter
@@ -419,7 +419,7 @@ class SpeculativeSearch(Search):
         return self.inner.begin(batch)
 
 
-def other_vocabulary(draft: int, wanted: int) -> ConfigError:
+def vocabulary_error(draft: int, wanted: int) -> ConfigError:
     """The error for a draft model whose target vocabulary has another size than that of the decoded models."""
     return ConfigError(
         f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "

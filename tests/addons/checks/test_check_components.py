@@ -151,7 +151,7 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
         ({"search": "contrastive", "semantics": "huggingface", "no_repeat_ngram_size": 2}, ""),
         (
             {"match_source_len": True},
-            "its decode does not go with the keys given: generation.max_len_a=0.5",
+            "its decode does not support the given keys: generation.max_len_a=0.5",
         ),
     ],
     ids=str,
@@ -178,8 +178,7 @@ def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
 def test_a_key_value_cache() -> None:
     given = (f"common.user_dir={EXAMPLES}/extending/cache.py", "model=transformer_tiny")
     assert (
-        "BFloat16Cach: there is no class of this name (did you mean 'BFloat16Cache'?)"
-        in check(*given, "cache=BFloat16Cach").err
+        "BFloat16Cach: the name is unknown (did you mean 'BFloat16Cache'?)" in check(*given, "cache=BFloat16Cach").err
     )
     outcome = check(*given, "cache=BFloat16Cache", "tolerance=0.05")
     assert outcome.code == 0, outcome.out
@@ -197,7 +196,7 @@ def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = ids.inputs([5], 2).inputs_with_source(0, 0, ids.words).src_tokens
     assert 4 <= int(changed[0, 0]) < 8
     monkeypatch.setattr(kinds, "WORDS", 3)
-    with pytest.raises(ConfigError, match="a range of 3 words at most, and the checks need 4"):
+    with pytest.raises(ConfigError, match="at most 3 words in a row, but the checks need 4"):
         component_subject("search", cfg)
 
 

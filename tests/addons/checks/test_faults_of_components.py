@@ -25,7 +25,7 @@ from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, best_continuations
 from seqgen.core.combinations import Combination
-from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
+from seqgen.core.component import ATTENTION, HIDDEN_STATES, MEMBER_LOGITS, Component
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.rules import StoppingRule
@@ -129,7 +129,7 @@ class ScoresOfOneToken(BeamSearch):
         return super().step(context, Scores(lprobs, so_far.clamp(max=0) * 0.5))
 
 
-@bug("scores that are NaN are replaced or compared away")
+@bug("NaN scores are hidden by a replacement")
 class HidesNaN(BeamSearch):
     def step(self, context: Any, scores: Scores) -> Candidates:
         lprobs, so_far = scores.lprobs(), scores.beams
@@ -267,7 +267,7 @@ class AddsInPlace(Combination):
 class DependsOnTheCache(LogitsProcessor):
     """Reads how a step is computed; without a cache, the features of the newest position are a view."""
 
-    needs = frozenset({ATTENTION, FEATURES})
+    needs = frozenset({ATTENTION, HIDDEN_STATES})
 
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs - 0.3 * context.outputs.features.is_contiguous() * (torch.arange(lprobs.size(1)) % 2)

@@ -154,7 +154,7 @@ class DecodesWithAnOldCopy(Risk):
         return super().decode(self.kept, batch, prefix_tokens)
 
 
-@bug("decoding is not apart from training")
+@bug("decoding interferes with training")
 class DecodesWithDropout(Risk):
     def decode(self, model: Any, batch: Batch, prefix_tokens: Tensor | None = None) -> Any:
         training = model.training
@@ -165,7 +165,7 @@ class DecodesWithDropout(Risk):
             handle.remove()
 
 
-@bug("decoding is not apart from training")
+@bug("decoding interferes with training")
 class DrawsFromTheNumbersOfTraining(Risk):
     def decode(self, model: Any, batch: Batch, prefix_tokens: Tensor | None = None) -> Any:
         torch.rand(1)

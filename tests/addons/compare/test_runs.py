@@ -20,7 +20,7 @@ from seqgen.addons.compare.runs import (
     differences,
     read_run,
     read_runs,
-    sorted_runs,
+    sort_runs,
     text_table,
 )
 from seqgen.checkpoints.run_config import flatten
@@ -143,7 +143,7 @@ def test_sorting(tmp_path: Path) -> None:
         ("tokens_per_second", "xyz"), ("tokens/s", "xyz"), ("time", "xyz"), ("run", "xyz"), ("optimization.lr", "zyx"),
         ("model._name", "xyz"), ("model", "xyz"), ("optimizer", "xyz"),
     ):  # fmt: skip
-        assert "".join(run.name for run in sorted_runs(runs, by)) == order, by
+        assert "".join(run.name for run in sort_runs(runs, by)) == order, by
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from seqgen.addons.confidence.calibration import (
     SMALLEST,
     Calibration,
     calibrated_settings,
-    fitted,
-    measured,
+    fit_calibration,
+    measure_quality,
     weights_fingerprint,
 )
 from seqgen.config import GenerationConfig
@@ -47,7 +47,7 @@ def law(count: int, seed: int) -> tuple[Array, NDArray[np.bool_], Array]:
 
 def test_probabilities_are_those_of_the_law() -> None:
     values, good, _ = law(8000, 0)
-    found = fitted(values, good.astype(float), 1.0)
+    found = fit_calibration(values, good.astype(float), 1.0)
     fresh, _, true = law(2000, 1)
     assert np.abs(found.probabilities(fresh) - true).max() < 0.06
     assert found.lines == 4000
@@ -59,7 +59,7 @@ def test_a_constant_feature_has_no_weight() -> None:
     values, good, _ = law(400, 6)
     values[:, 1], values[:, 2] = math.log(7.3), 100 / 3
     assert 0 < values.std(0)[1:].max() < 1e-12
-    found = fitted(values, good.astype(float), 1.0)
+    found = fit_calibration(values, good.astype(float), 1.0)
     assert found.weights[1:] == [0, 0]
     assert found.probabilities(values + np.array([0, 1, -50])) == pytest.approx(found.probabilities(values))
 
@@ -80,7 +80,7 @@ def test_the_promised_risk_is_kept_over_many_splits(lines: int, risk: float) -> 
     """It is nearly exhausted, too: by the theorem, the risk is at least the promised one less 2 / (lines + 1)."""
     fresh, good, _ = law(4000, 2)
     values, reached, _ = law(400, 3)
-    first = fitted(values, reached.astype(float), 1.0)
+    first = fit_calibration(values, reached.astype(float), 1.0)
     confidence = first.probabilities(fresh)
     draw, risks = np.random.default_rng(4), []
     for _ in range(1000):
@@ -148,7 +148,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     MADE.save(tmp_path / "made.json")
     assert Calibration.load(tmp_path / "made.json") == MADE
     values, good, _ = law(100, 5)
-    made = fitted(values, good.astype(float), 1.0, features=["a", "b", "c"], model="abc", metric="chrf")
+    made = fit_calibration(values, good.astype(float), 1.0, features=["a", "b", "c"], model="abc", metric="chrf")
     made.save(tmp_path / "fitted.json")
     assert Calibration.load(tmp_path / "fitted.json") == made
 
@@ -195,20 +195,20 @@ def test_other_models_and_settings_are_refused() -> None:
 
 def test_by_default_all_but_the_worst_quarter_is_good_enough() -> None:
     qualities = np.random.default_rng(0).permutation(np.repeat(np.arange(20.0), 20))
-    found = fitted(np.ones((400, 1)), qualities)
+    found = fit_calibration(np.ones((400, 1)), qualities)
     assert len(found.bad) / 200 == pytest.approx(0.25, abs=0.07)
-    assert fitted(np.ones((400, 1)), np.minimum(qualities + 17, 18)).quality == 18, (
+    assert fit_calibration(np.ones((400, 1)), np.minimum(qualities + 17, 18)).quality == 18, (
         "most lines have the highest quality"
     )
     with pytest.raises(DataError, match=r"0 of 200 outputs reach the quality 21, but both good and bad ones"):
-        fitted(np.ones((400, 1)), qualities, 21)
+        fit_calibration(np.ones((400, 1)), qualities, 21)
     with pytest.raises(DataError, match="needs 20 lines with an output, but there are 19"):
-        fitted(np.ones((19, 1)), qualities[:19])
+        fit_calibration(np.ones((19, 1)), qualities[:19])
 
 
 def test_lines_without_an_output_are_not_measured() -> None:
     translations = Translator(text_model(), beam=3).translate([TEXTS[0], "", TEXTS[1]])
-    found = measured(translations, [translations[0].text, "", "zz"], Chrf())
+    found = measure_quality(translations, [translations[0].text, "", "zz"], Chrf())
     assert [one.id for one in found.translations] == [0, 2]
     assert found.qualities == pytest.approx([100, 0])
 
@@ -217,9 +217,9 @@ def test_references_are_compared_with_texts_that_do_not_belong_to_them() -> None
     """With the sources, and with outputs of other lines."""
     translations = Translator(text_model(), beam=3).translate(TEXTS[:3])
     outputs, sources = [one.text for one in translations], TEXTS[:3]
-    found = measured(translations, outputs[1:] + outputs[:1], Chrf())
+    found = measure_quality(translations, outputs[1:] + outputs[:1], Chrf())
     assert found.unrelated[:, 1] == pytest.approx([100] * 3), "the references are those of the line before"
-    assert measured(translations, sources, Chrf()).unrelated[:, 0] == pytest.approx([100] * 3)
+    assert measure_quality(translations, sources, Chrf()).unrelated[:, 0] == pytest.approx([100] * 3)
 
 
 def test_a_fingerprint_of_weights() -> None:

@@ -14,7 +14,7 @@ from seqgen.addons.confidence.features import LEAST, Feature, feature_values
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources, build
+from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import FEATURES
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
@@ -23,7 +23,7 @@ from tests.text_models import TEXTS, text_model
 
 
 def made(name: str) -> Feature:
-    return build(FEATURES, name, Feature, GenerationConfig(), Resources(dictionary(5)))
+    return build_component(FEATURES, name, Feature, GenerationConfig(), Resources(dictionary(5)))
 
 
 def hypothesis(text: str, tokens: list[int], probabilities: list[float], **further: Any) -> TextHypothesis:

@@ -162,7 +162,7 @@ def results(found: list[Translation]) -> list[Any]:
     """Texts, all members' tokens, and scores."""
     return [
         [
-            (item.text, [tokens.tolist() for tokens in item.hypothesis.member_tokens or ()], pytest.approx(item.score))
+            (item.text, [tokens.tolist() for tokens in item.member_tokens or ()], pytest.approx(item.score))
             for item in one.hypotheses
         ]
         for one in found
@@ -185,14 +185,12 @@ def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], me
         assert results(translator.translate(LINES, **switch)) == expected
     for item in (item for one in found for item in one.hypotheses):
         ids = [member.task.target_dictionary.eos() for member in chosen]
-        ended = [int(own[-1]) == eos for own, eos in zip(item.hypothesis.member_tokens or (), ids, strict=True)]
-        texts = [
-            member.task.decode(own) for member, own in zip(chosen, item.hypothesis.member_tokens or (), strict=True)
-        ]
+        ended = [int(own[-1]) == eos for own, eos in zip(item.member_tokens or (), ids, strict=True)]
+        texts = [member.task.decode(own) for member, own in zip(chosen, item.member_tokens or (), strict=True)]
         if all(ended):
             assert len(set(texts)) == 1
             assert item.text == texts[0]
-        lprobs = [scores.double().mean() for scores in item.hypothesis.member_scores or ()]
+        lprobs = [scores.double().mean() for scores in item.member_scores or ()]
         assert item.score == pytest.approx(float(sum(lprobs) / len(lprobs)))
 
 
@@ -204,9 +202,7 @@ def test_members_score_their_own_tokens_as_each_model_alone_does(group: tuple[in
     for line, one in zip(LINES[:2], found, strict=True):
         for item in one.hypotheses:
             assert item.member_scores is not None
-            for member, tokens, scores in zip(
-                chosen, item.hypothesis.member_tokens or (), item.member_scores, strict=True
-            ):
+            for member, tokens, scores in zip(chosen, item.member_tokens or (), item.member_scores, strict=True):
                 torch.testing.assert_close(scores, alone(member, line, tokens), rtol=0, atol=1e-9)
                 checked += len(tokens)
     assert checked > 20
@@ -287,7 +283,7 @@ def test_a_member_begins_with_its_own_forced_token(members: list[Any], tmp_path:
     first = tokenizer.dictionary.index("fra_Latn")
     assert not any(word in str(both.prepare().notes) for word in ("forced_first", "language"))
     found = both.translate(LINES)
-    tokens = [[text.hypothesis.member_tokens or [] for text in one.hypotheses] for one in found]
+    tokens = [[text.member_tokens or [] for text in one.hypotheses] for one in found]
     assert [[own[1][0] for own in one] for one in tokens] == [[first], [first], [], [first]]
     assert results(found) == results([one for line in LINES for one in both.translate([line])])
 
@@ -332,7 +328,7 @@ def test_one_model_in_three_formats_gives_the_outputs_of_the_model(tmp_path: Pat
     )
     assert len({item.text for item in together}) > 1
     for joint, *each in zip(together, *single, strict=True):
-        assert [own.tolist() for own in joint.hypothesis.member_tokens or ()] == [own.tokens.tolist() for own in each]
+        assert [own.tolist() for own in joint.member_tokens or ()] == [own.tokens.tolist() for own in each]
         assert [own.score for own in each] == pytest.approx([joint.score] * 3, abs=1e-4)
 
 

@@ -86,7 +86,7 @@ def test_outputs_are_those_of_the_model(name: str, tmp_path: Path) -> None:
         )
         words = loaded.task.target_dictionary
         for result, one in zip(results, expected, strict=True):
-            tokens = [words[index] for index in one.hypotheses[0].hypothesis.tokens.tolist()][:-1]
+            tokens = [words[index] for index in one.hypotheses[0].tokens.tolist()][:-1]
             if beam == 1 or len(tokens) < limit > len(result.hypotheses[0]):  # at the limit, seqgen forces an end
                 assert result.hypotheses[0] == tokens
     assert json.loads((output / "config.json").read_text())["add_source_eos"]

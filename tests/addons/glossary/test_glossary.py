@@ -171,7 +171,7 @@ def test_what_excludes_a_glossary_is_said_once(tmp_path: Path) -> None:
         translator.translate(["w1"], beam=1)
     with pytest.raises(ConfigError, match="cannot be streamed, because it needs several beams"):
         translator.translate(["w1"], streamer=TextStreamer())
-    with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that can"):
+    with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that does"):
         translator.translate(["w1"], search="contrastive")
     with pytest.raises(ConfigError, match=r"top_k, top_p .* remove these keys"):
         translator.translate(["w1"], sampling=True, top_k=5)

@@ -14,7 +14,6 @@ from hypothesis import example, given, settings, strategies as st
 from seqgen.addons.paragraphs.stage import LANGUAGES, WINDOW, ParagraphStage, SplitText, split_text
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError
-from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.text.input_line import InputEncoder, InputLine
 from seqgen.text.results import Details, TextHypothesis, Translation
@@ -172,7 +171,7 @@ def echoed(texts: list[str], start: int = 0) -> Iterator[Translation]:
 
 
 def echo(line: InputLine) -> Translation:
-    item = TextHypothesis(line.text, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6])))
+    item = TextHypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6]), text=line.text)
     return line.translation([item] if line.sources else [])
 
 
@@ -223,8 +222,8 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
     assert torch.equal(first.hypotheses[0].tokens, torch.cat([part.hypotheses[0].tokens for part in parts]))
     top = translator.translate(texts, **SPLIT, top_tokens=2)[0]
     for name in ("top_tokens", "top_scores"):
-        parts_of_top = [getattr(part.hypotheses[0].hypothesis, name) for part in top.sentences]
-        assert torch.equal(getattr(top.hypotheses[0].hypothesis, name), torch.cat(parts_of_top))
+        parts_of_top = [getattr(part.hypotheses[0], name) for part in top.sentences]
+        assert torch.equal(getattr(top.hypotheses[0], name), torch.cat(parts_of_top))
     sums = sum(float(part.hypotheses[0].positional_scores.sum()) for part in parts)
     assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
     assert found[1].notes == ["the line is empty, and so is its output"]
