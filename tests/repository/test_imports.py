@@ -172,7 +172,6 @@ PUBLIC = {"seqgen", "seqgen.extend", "seqgen.config"}
 
 PRIVATE = {
     ("bit_exact/decoding.py", "seqgen.system.switches"): "numbers must not depend on the choice of kernels",
-    ("catalogue/shortlist.py", "seqgen.decoding.phrases"): "a shortlist has the tokens of demanded phrases",
     ("checks/checking.py", "seqgen.system.error_messages"): "names the hook that a component lacks, as commands do",
     ("checks/command.py", "seqgen.cli.command"): "KIND=NAME comes first, except with an option such as --help",
     ("compare/command.py", "seqgen.cli.commands"): "shows a trace, by the table of what add-ons make",
