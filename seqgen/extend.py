@@ -139,7 +139,6 @@ if TYPE_CHECKING:
     from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.text_decoding import TextDecoding
     from seqgen.text.translator import ModelInMemory
-    from seqgen.text.vocabularies import share_vocabulary
     from seqgen.text.word_streaming import WordStreamer
     from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, TrainingContext, target_logits
     from seqgen.training.cross_entropy import cross_entropy
@@ -184,7 +183,7 @@ __all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding"
 __all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
 __all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_target", "expected_utilities"]
 __all__ += ["register_feature", "register_line_stage", "register_metric", "register_output_format"]
-__all__ += ["register_reranker", "register_utility", "share_vocabulary", "split_alternatives", "utility_from_config"]
+__all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config"]
 __all__ += ["with_prefixes"]
 # Models
 __all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]

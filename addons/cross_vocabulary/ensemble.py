@@ -9,10 +9,17 @@ from typing import Any
 
 from seqgen.addons.cross_vocabulary.session import AgreementSearch
 from seqgen.addons.cross_vocabulary.vocabulary_trie import MemberTexts
-from seqgen.config import ACROSS_VOCABULARIES, GenerationConfig, ResolvedSettings, Settings, keys_tagged
+from seqgen.config import GenerationConfig, ResolvedSettings, Settings
 from seqgen.decoding.resolution import resolve
 from seqgen.extend import ConfigError, Resources, TextModel
 from seqgen.text.languages import note_if_language_unset
+
+KEYS = (
+    *("beam", "nbest", "min_len", "max_len", "max_len_a", "max_len_b", "temperature", "mbr", "rerank", "dtype"),
+    *("normalize_scores", "length_penalty", "length_penalty_form", "member_sources"),
+    *("max_tokens", "batch_size", "buffer_size"),
+)
+"""The keys of the ``generation`` group that can be used."""
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
 """The beginnings of the components' keys that can be used."""
@@ -93,16 +100,14 @@ def _check(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first such setting.
     """
-    allowed, supported = {"search": "beam", "combination": "log"}, keys_tagged(ACROSS_VOCABULARIES)
+    allowed = {"semantics": "fairseq", "search": "beam", "combination": "log", "components": cfg.components}
     refused = {
         f"generation.{key}": value
         for key, default in vars(GenerationConfig()).items()
-        if key not in supported and (value := getattr(cfg, key)) not in (default, allowed.get(key))
+        if key not in KEYS and (value := getattr(cfg, key)) not in (default, allowed.get(key))
     }
     refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
     refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
-    if cfg.semantics != "fairseq":
-        refused["generation.semantics"] = cfg.semantics
     for key, value in refused.items():
         raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
     if 0 in cfg.components.get("combination.weights", ()):
@@ -125,11 +130,11 @@ def _supported(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, A
     Returns:
         The other settings of each model, and the names of those of the first model that are left out.
     """
-    wanted, defaults = set(keys_tagged(ACROSS_VOCABULARIES)) - {"semantics", "components"}, vars(GenerationConfig())
-    kept = [{key: value for key, value in settings.items() if key in wanted} for settings in of_models]
+    defaults = vars(GenerationConfig())
+    kept = [{key: value for key, value in settings.items() if key in KEYS} for settings in of_models]
     ignored = [
         key
         for key, value in of_models[0].items()
-        if key not in {*wanted, "forced_first"} and value not in (defaults[key], "fairseq", "beam")
+        if key not in {*KEYS, "forced_first"} and value not in (defaults[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)

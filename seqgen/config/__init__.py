@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         TraceConfig)
     from seqgen.config.generation import SINGLE_COMPONENTS, FastConfig, GenerationConfig, keys_tagged
     from seqgen.config.keys import did_you_mean, known_keys
-    from seqgen.config.options import (ACROSS_VOCABULARIES, CALL, CONSTRAINED, CONSTRAINS,
+    from seqgen.config.options import (CALL, CONSTRAINED, CONSTRAINS,
         DEFAULT_COMBINATION as DEFAULT_COMBINATION, FILES, INPUT, KEEPS_SCORES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS,
         NOT_IN_TRAINING, SCORES_TARGETS, SPEED, WHOLE_LINE, Requirement, decoding_key, like, option)
     from seqgen.config.settings import ResolvedSettings, Settings
@@ -34,7 +34,7 @@ __all__ += ["DistributedConfig", "FastConfig", "GenerateConfig", "GenerateDatase
 __all__ += ["JobConfig", "OptimizationConfig", "RayConfig", "ReadingConfig", "TraceConfig", "TrainCommonConfig"]
 __all__ += ["TrainConfig"]
 # Declaring keys
-__all__ += ["ACROSS_VOCABULARIES", "CALL", "CONSTRAINED", "CONSTRAINS", "FILES", "INPUT", "KEEPS_SCORES"]
+__all__ += ["CALL", "CONSTRAINED", "CONSTRAINS", "FILES", "INPUT", "KEEPS_SCORES"]
 __all__ += ["LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS", "NOT_IN_TRAINING", "SCORES_TARGETS", "SINGLE_COMPONENTS"]
 __all__ += ["SPEED", "WHOLE_LINE", "Requirement", "decoding_key", "did_you_mean", "keys_tagged", "known_keys", "like"]
 __all__ += ["option"]

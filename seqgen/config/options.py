@@ -37,8 +37,6 @@ WARPER: Tags = frozenset({"WARPER"})
 """Truncates the distribution before a token is drawn."""
 KEEPS_SCORES: Tags = frozenset({"KEEPS_SCORES"})
 """Does not change the log-probabilities of tokens."""
-ACROSS_VOCABULARIES: Tags = frozenset({"ACROSS_VOCABULARIES"})
-"""Can be used with members that have different target vocabularies."""
 NOT_IN_TRAINING: Tags = frozenset({"NOT_IN_TRAINING"})
 """Has no effect in a criterion that decodes."""
 SCORES_TARGETS: Tags = frozenset({"SCORES_TARGETS"})

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqgen.config.options import (
-    ACROSS_VOCABULARIES,
     CALL,
     DEFAULT_COMBINATION,
     ENSEMBLE,
@@ -39,7 +38,7 @@ class LengthOptions:
     max_len_a: float = decoding_key(
         0.0,
         "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         _LIMITS_LENGTH,
         minimum=-1,
         maximum=1e9,
@@ -48,7 +47,7 @@ class LengthOptions:
     max_len_b: int = decoding_key(
         200,
         "see max_len_a; in tokens without end-of-sentence",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         _LIMITS_LENGTH,
         minimum=0,
         maximum=LONGEST,
@@ -57,7 +56,7 @@ class LengthOptions:
     max_len: int = decoding_key(
         0,
         "maximum output length for every source, in tokens with end-of-sentence; 0 for the model's maximum",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         minimum=0,
         maximum=LONGEST,
         limit_from_files=1 << 20,
@@ -66,7 +65,7 @@ class LengthOptions:
     min_len: int = decoding_key(
         1,
         "minimum output length, in tokens without end-of-sentence",
-        MODEL | ACROSS_VOCABULARIES,
+        MODEL,
         _LIMITS_LENGTH,
         Requirement(
             lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
@@ -125,12 +124,12 @@ class RankingOptions:
     normalize_scores: bool = decoding_key(
         True,
         "rank hypotheses by the mean of log-probabilities, with the length penalty; false: by their sum",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | SCORES_TARGETS,
+        MODEL | KEEPS_SCORES | SCORES_TARGETS,
     )
     length_penalty: float = decoding_key(
         1.0,
         "exponent of the length penalty; values above 1 favour longer outputs",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         _NORMALIZES,
         minimum=-10,
         maximum=10,
@@ -139,7 +138,7 @@ class RankingOptions:
     length_penalty_form: str = decoding_key(
         "power",
         "scores are divided by length ** length_penalty (power) or by ((5 + length) / 6) ** length_penalty (wu)",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         _NORMALIZES,
         choices=("power", "wu"),
     )
@@ -187,7 +186,7 @@ class EnsembleOptions:
         [],
         "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
         "or the name of a registered source; by default, all models read the input line",
-        CALL | ENSEMBLE | WHOLE_LINE | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        CALL | ENSEMBLE | WHOLE_LINE | KEEPS_SCORES | NOT_IN_TRAINING,
     )
 
 
@@ -198,26 +197,26 @@ class SpeedOptions:
     max_tokens: int = decoding_key(
         4096,
         "maximum source tokens per batch, padding included; see batch_size for wide beams",
-        SPEED | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        SPEED | KEEPS_SCORES | NOT_IN_TRAINING,
         minimum=1,
     )
     batch_size: int = decoding_key(
         64,
         "maximum sentences per batch; with a beam above 16, each counts as beam / 16 sentences",
-        SPEED | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING | SCORES_TARGETS,
+        SPEED | KEEPS_SCORES | NOT_IN_TRAINING | SCORES_TARGETS,
         minimum=1,
         other_names=("max_sentences",),
     )
     buffer_size: int = decoding_key(
         0,
         "number of input lines read before decoding starts; 0 for 1 on a terminal, else 4096",
-        SPEED | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        SPEED | KEEPS_SCORES | NOT_IN_TRAINING,
         minimum=0,
     )
     dtype: str = decoding_key(
         "",
         "dtype of weights and computation; empty for float32",
-        CALL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        CALL | KEEPS_SCORES | NOT_IN_TRAINING,
         choices=("", "float32", "bfloat16", "float16", "int8"),
     )
 
@@ -229,5 +228,5 @@ class ComponentOptions:
     components: dict[str, Any] = decoding_key(
         {},
         "the decoding components' own keys, which are given as search.KEY=VALUE, processor.NAME.KEY=VALUE, ...",
-        MODEL | ACROSS_VOCABULARIES,
+        MODEL,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seqgen.config.options import (
-    ACROSS_VOCABULARIES,
     FILES,
     KEEPS_SCORES,
     MODEL,
@@ -45,13 +44,13 @@ class RerankingOptions:
     mbr: str = decoding_key(
         "",
         "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         _SEVERAL_OUTPUTS,
     )
     rerank: str = decoding_key(
         "",
         "name of a registered reranker, by whose scores hypotheses are ranked",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        MODEL | KEEPS_SCORES | NOT_IN_TRAINING,
         Requirement(lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
         _SEVERAL_OUTPUTS,
     )

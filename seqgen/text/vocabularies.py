@@ -10,19 +10,14 @@ from seqgen.registry import import_declared
 from seqgen.text.languages import TextModel, begins_with_language, check_languages
 
 
-def share_vocabulary(members: Sequence[TextModel]) -> bool:
-    """True if all models have the same target vocabulary, so that each step combines their scores."""
-    first = members[0].task.target_dictionary
-    return all(member.task.target_dictionary == first for member in members[1:])
-
-
 def cross_vocabulary(members: Sequence[TextModel]) -> Any:
     """What resolves the settings of models with different target vocabularies; ``None`` if they share one.
 
     Raises:
         MissingAddonError: the vocabularies differ, and the add-on is not installed.
     """
-    if share_vocabulary(members):
+    first = members[0].task.target_dictionary
+    if all(member.task.target_dictionary == first for member in members[1:]):
         return None
     what = "an ensemble of models with different target vocabularies"
     return import_declared("seqgen.addons.cross_vocabulary.ensemble", what).CrossVocabulary(members)

@@ -28,10 +28,6 @@ FACTS = {
         draft_tokens prompt_lookup mbr rerank top_tokens replace_unknown observers member_sources max_tokens batch_size
         buffer_size dtype
     """,
-    "ACROSS_VOCABULARIES": """
-        semantics beam nbest max_len_a max_len_b max_len min_len normalize_scores length_penalty length_penalty_form
-        temperature mbr rerank member_sources max_tokens batch_size buffer_size dtype components
-    """,
     "CONSTRAINS": "constraints",
     "NOT_IN_TRAINING": """
         nbest source_lang target_lang max_time constraints draft rerank

@@ -275,12 +275,7 @@ REFUSED = [
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
     ({"prompt_lookup": 2, "constraints": "ordered"}, "exclude; choose one"),
-    (
-        {"shortlist": "FILE", "allowed_outputs": "FILE"},
-        "generation.shortlist=FILE and generation.allowed_outputs both limit",
-    ),
     ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
-    ({"certificate": True, "mbr": "chrf"}, "generation.certificate=true certifies the order of scores"),
     ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
     ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),
     ({"early_stopping": "true"}, "belongs to Hugging Face's rules"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import ACROSS_VOCABULARIES, ENSEMBLE, MODEL, Requirement, decoding_key
+from seqgen.config.options import ENSEMBLE, MODEL, Requirement, decoding_key
 
 
 @dataclass
@@ -14,7 +14,7 @@ class ProcessorOptions:
     temperature: float = decoding_key(
         1.0,
         "divide logits by this value",
-        MODEL | ACROSS_VOCABULARIES,
+        MODEL,
         Requirement(
             lambda cfg: cfg.semantics != "huggingface" or cfg.is_stochastic,
             "affects only sampling under Hugging Face's rules; set generation.sampling=true, or remove it",

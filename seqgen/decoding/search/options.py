@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seqgen.config.options import (
-    ACROSS_VOCABULARIES,
     CONSTRAINED,
     CONSTRAINS,
     KEEPS_SCORES,
@@ -35,13 +34,13 @@ class BeamOptions:
         "",
         "toolkit whose rules decide when hypotheses are finished and how they are ranked; empty for huggingface with "
         "models in Hugging Face's layout, else fairseq",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         choices=("", "fairseq", "huggingface"),
     )
     beam: int = decoding_key(
         5,
         "beam size: hypotheses kept at each step; 1 for greedy search",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        MODEL | KEEPS_SCORES,
         Requirement(
             lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
             "has no effect, because greedy and contrastive search generate one output whatever the beam; "
@@ -55,7 +54,7 @@ class BeamOptions:
     nbest: int = decoding_key(
         1,
         "number of hypotheses returned per sentence",
-        MODEL | WHOLE_LINE | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        MODEL | WHOLE_LINE | KEEPS_SCORES | NOT_IN_TRAINING,
         Requirement(
             lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
         ),

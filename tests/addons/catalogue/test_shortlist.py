@@ -281,6 +281,12 @@ def test_what_excludes_a_shortlist_is_refused(keys: dict[str, Any], words: str) 
         generator([sharp("fconv_tiny")], random_map(), **keys)
 
 
+def test_allowed_outputs_and_a_shortlist_exclude_each_other() -> None:
+    words = r"generation.shortlist=FILE and generation.allowed_outputs both limit the tokens"
+    with pytest.raises(ConfigError, match=words):
+        generator([sharp("fconv_tiny")], None, shortlist="FILE", allowed_outputs="FILE")
+
+
 def test_a_file_needs_the_source_vocabulary() -> None:
     with pytest.raises(ConfigError, match=r"generation.shortlist=FILE needs the source vocabulary; pass it as"):
         generator([sharp("fconv_tiny")], None, shortlist="FILE")

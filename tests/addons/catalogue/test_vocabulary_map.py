@@ -59,7 +59,7 @@ def test_translations_are_told_apart() -> None:
     best = ibm_model_1([[A, B], [B, C], [A, C], [A]], [[X, Y], [Y, 9], [X, 9], [X]], iterations=20).best(1)
     assert {key: ids.tolist() for key, ids in best.items()} == {(A,): [X], (B,): [Y], (C,): [9]}
     nothing = ibm_model_1([[], [A]], [[X], []], iterations=2)
-    assert len(nothing.source) == len(nothing.best(3).targets) == 0
+    assert len(nothing.source) == len(nothing.best(3)) == 0
 
 
 def test_files_are_written_and_read(tmp_path: Path) -> None:
