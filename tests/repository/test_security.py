@@ -92,7 +92,7 @@ def test_a_models_own_settings_cannot_demand_all_memory() -> None:
 
 def test_settings_that_name_files_are_never_a_models_own() -> None:
     files: dict[str, Any] = dict.fromkeys(keys_tagged(FILES), "/etc/passwd")
-    files |= {"draft": "hf:evil/model", "observers": ["evil"], "members": ["evil"]}
+    files |= {"draft": "hf:evil/model", "observers": ["evil"], "member_sources": ["evil"]}
     assert settings_of_model(GenerationConfig(beam=3, **files)) == {"beam": 3}
 
 

@@ -513,13 +513,13 @@ def test_a_process_forked_while_another_thread_decodes_can_decode() -> None:
     assert status == 0
 
 
-@pytest.mark.parametrize("key", ["prefix_trie", "shortlist"])
+@pytest.mark.parametrize("key", ["allowed_outputs", "shortlist"])
 def test_a_changed_file_is_read_again(key: str, tmp_path: Path) -> None:
     translator, file = Translator(text_model("transformer_tiny")), tmp_path / "list"
     task = translator.task
     found = []
     for word in (task.target_dictionary[9], task.target_dictionary[10]):
-        if key == "prefix_trie":
+        if key == "allowed_outputs":
             file.write_text(f"{word}\n")
         else:
             sources = [task.source_dictionary[i] for i in range(len(task.source_dictionary))]

@@ -75,11 +75,11 @@ def test_specs_as_objects() -> None:
     options = {"beam": 3, "nbest": 3, "max_len_b": 8}
     names = ["field1", "field2"]
     specs = [MemberSpec(one.model, "field1"), MemberSpec(other.model, "field2")]
-    expected = outputs(Translator([one, other], members=names, **options).translate(both()))
+    expected = outputs(Translator([one, other], member_sources=names, **options).translate(both()))
     translator = Translator([one, other], **options)
     for members in (names, specs, [names[0], specs[1]]):
-        assert outputs(translator.translate(both(), members=members)) == expected
-        assert outputs(Translator([one, other], members=members, **options).translate(both())) == expected
+        assert outputs(translator.translate(both(), member_sources=members)) == expected
+        assert outputs(Translator([one, other], member_sources=members, **options).translate(both())) == expected
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_what_members_cannot_be() -> None:
     spec = MemberSpec(one.model)
     for members in (["input", spec], [spec, MemberSpec(other.model, companion=True)]):
         with pytest.raises(ConfigError, match="entry 2 of members must be a source, or a MemberSpec of model 2"):
-            Translator([one, other], members=members).translate(LINES)
+            Translator([one, other], member_sources=members).translate(LINES)
     with pytest.raises(ConfigError, match="gives the source field2 to a MemberSpec whose source is input"):
         one.task.build_generator([spec], GenerationConfig(member_sources=["field2"]))
     with pytest.raises(DataError, match="line 1 has 1 fields, and"):
