@@ -154,7 +154,9 @@ class PositionCounter(StatefulModule):
     def count(self, incremental_state: StateDict | None) -> int:
         """The number of positions so far; 0 without a state."""
         module_state = self.get_state(incremental_state)
-        return 0 if module_state is None else int(module_state["positions"])
+        # no int(): in an exported graph it is symbolic
+        positions: int = 0 if module_state is None else module_state["positions"]
+        return positions
 
     def add(self, incremental_state: StateDict | None, positions: int) -> None:
         """Count more positions; does nothing without a state."""
