@@ -25,6 +25,7 @@ class CatalogueOptions:
         "in place of text, FILE.safetensors is a trie written by seqgen-convert",
         FILES | LISTS_OUTPUTS,
         role="input_path",
+        other_names=("prefix_trie",),
     )
     certificate: bool = decoding_key(
         False,

@@ -17,6 +17,7 @@ class ConfidenceOptions:
         [],
         "names of features of the best hypothesis that predict its quality, such as mean_lprob",
         CALL | KEEPS_SCORES | NOT_IN_TRAINING,
+        other_names=("features",),
     )
     confidence: str = decoding_key(
         "",

@@ -15,4 +15,5 @@ class CapturedOptions:
         False,
         "on a GPU, record a step of the decoder once for each size and replay it (CUDA graphs)",
         setup="seqgen.addons.cuda_graphs.captured:record_steps",
+        other_names=("captured_steps",),
     )

@@ -222,6 +222,7 @@ class Switches:
         "cache indirection: keep keys and values in place and read them by an indirection table, or reorder them; auto "
         "chooses the faster one",
         choices=("auto", "on", "off"),
+        other_names=("beam_table",),
     )
     share_encoder_output: bool = option(True, "store the encoder output once per sentence instead of once per beam")
     skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")

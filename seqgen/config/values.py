@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config.generation import KEYS_OF_ADDONS, FastConfig, GenerationConfig, check_installed, keys_tagged
-from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
+from seqgen.config.keys import OTHER_VALUES, did_you_mean, holds_component, other_names, types_of
 from seqgen.config.options import Requirement
 from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError, nearest, shown
@@ -333,8 +333,9 @@ def typed_values(schema: type, plain: Mapping[str, Any], where: str, prefix: str
                 if value == KEYS_OF_ADDONS[key][1]:
                     continue  # the configuration of a run has all keys
                 check_installed(f"{'fast' if schema is FastConfig else 'generation'}.{key}")
+            known = {name: other_names(field) for name, field in fields.items()}
             raise ConfigError(
-                f"{where}: unknown key {shown(f'{prefix}{key}')}{nearest(str(key), fields)}; correct or remove it"
+                f"{where}: unknown key {shown(f'{prefix}{key}')}{did_you_mean(str(key), known)}; correct or remove it"
             )
         if holds_component(fields[key]) and key in GROUPS:
             values[key] = _component_from_dict(GROUPS[key], value, where)

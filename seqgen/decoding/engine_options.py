@@ -187,6 +187,7 @@ class EnsembleOptions:
         "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
         "or the name of a registered source; by default, all models read the input line",
         CALL | ENSEMBLE | WHOLE_LINE | KEEPS_SCORES | NOT_IN_TRAINING,
+        other_names=("members",),
     )
 
 
