@@ -58,7 +58,7 @@ class CompareConfig:
     """Keys of comparisons of systems."""
 
     names: list[str] = option(
-        [], "names of the systems, in the order of hypothesis; empty to use the names of the files"
+        [], "names of the systems, in the order of hypothesis; empty to use the values of hypothesis"
     )
     tests: str = option(
         "both",

@@ -278,11 +278,11 @@ def check_component_keys(generation: GenerationConfig, replaced: Collection[str]
         ConfigError: the first such key, and the key that names its component.
     """
     for key in generation.components:
-        component_of_key(generation, key)
         if key.partition(".")[0] in replaced:
             raise ConfigError(
                 f"{key!r} has no effect on a component that is given as an object; set it there, or give a name instead"
             )
+        component_of_key(generation, key)
 
 
 def is_component_key(schema: type, key: str) -> bool:

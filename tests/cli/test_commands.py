@@ -341,8 +341,8 @@ class TestRefused:
         refused(command("generate"), "path is missing")
         refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
         for arguments, words in (
-            (["length_penalty=1.2"], "or 'generation.length_penalty'?"),
-            (["generation.length_penalty=1.2"], "did you mean 'generation.length_penalty=1.2'?"),
+            (["lenpen=1.2"], "did you mean 'generation.length_penalty'?"),
+            (["generation.lenpen=1.2"], "did you mean 'generation.length_penalty'?"),
             (["common.fp16=true"], "did you mean 'generation.dtype=float16'?"),
             (["task.test=x"], "which is a key of seqgen-train only; a trained model keeps its value"),
             (["optimization.clip_norm=1"], "which is a key of seqgen-train only"),

@@ -188,7 +188,7 @@ def test_a_translation_model_fused_with_a_language_model() -> None:
     lm, weight = language_model(3), 0.4
     translation_model = text_model(seed=1)
     texts = ["w1 w5 w8", "w3 w4 w5 w6 " * 10]  # the second has more tokens than the language model's positions
-    keys: dict[str, Any] = {"members": ["input", "empty"], "combination": "fusion", "combination.weight": weight}
+    keys: dict[str, Any] = {"member_sources": ["input", "empty"], "combination": "fusion", "combination.weight": weight}
     found = Translator([translation_model, lm], beam=2, max_len_b=9, **keys).translate(texts)
     for text, translation in zip(texts, found, strict=True):
         assert not any("positions" in note for note in translation.notes)

@@ -106,7 +106,7 @@ def test_no_position_is_forgotten_before_a_sentence_starts() -> None:
     state = decoder.new_incremental_state(2)
     decoder.advance(state, 5)
     state.start_offsets = torch.tensor([0, 3])
-    with pytest.raises(ValueError, match="a sentence starts at 3"):
+    with pytest.raises(ValueError, match="a sentence starts at position 3"):
         decoder.roll_back(state, 3)
     decoder.roll_back(state, 2)
     assert decoder.positions_seen(state) == 3

@@ -37,7 +37,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("base", "name"), WRONG)
 def test_names_of_hooks(base: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"Own defines {name!r}, which nothing calls or reads; ") as found:
+    with pytest.raises(ConfigError, match=f"Own defines {name!r}, which nothing calls or reads") as found:
         type("Own", (getattr(seqgen.extend, base),), {name: True})
     assert WRONG[base, name] in str(found.value)
 
@@ -63,5 +63,5 @@ def test_a_command_names_file_and_line(tmp_path: Path) -> None:
     file.write_text("from seqgen.core.beam_search import BeamSearch\n\nclass Own(BeamSearch):\n    begins = 1\n")
     outcome = command("check", f"common.user_dir={file}", "search=own")
     assert outcome.code == 2
-    assert outcome.err.startswith(f"seqgen-check: {file}:3: Own defines 'begins', which nothing calls or reads; did")
+    assert outcome.err.startswith(f"seqgen-check: {file}:3: Own defines 'begins', which nothing calls or reads (did")
     assert len(outcome.err.splitlines()) == 1

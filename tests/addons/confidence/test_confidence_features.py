@@ -13,7 +13,6 @@ from sacrebleu.metrics.chrf import CHRF
 from seqgen.addons.confidence.features import LEAST, Feature, feature_values
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import FEATURES
 from seqgen.text.results import TextHypothesis, Translation
@@ -28,7 +27,7 @@ def made(name: str) -> Feature:
 
 def hypothesis(text: str, tokens: list[int], probabilities: list[float], **further: Any) -> TextHypothesis:
     lprobs = torch.tensor(probabilities, dtype=torch.float64).log()
-    return TextHypothesis(text, Hypothesis(torch.tensor(tokens), float(lprobs.mean()), lprobs, **further))
+    return TextHypothesis(torch.tensor(tokens), float(lprobs.mean()), lprobs, text=text, **further)
 
 
 BEST = hypothesis("w1 x w2", [5, 3, 6, 2], [0.5, 0.25, 0.9, 0.8])
@@ -106,14 +105,14 @@ def test_all_features_of_a_decode() -> None:
     lines = values[:, [entry.name for entry in FEATURES.entries()].index("boosted_lprob")]
     for line, value in zip(translations, lines, strict=True):
         item = line.hypotheses[0]
-        assert item.hypothesis.top_tokens is not None
-        assert item.hypothesis.top_scores is not None
+        assert item.top_tokens is not None
+        assert item.top_scores is not None
         logs = []
         for token, lprob, ids, scores in zip(
             item.tokens.tolist(),
             item.positional_scores.tolist(),
-            item.hypothesis.top_tokens.tolist(),
-            item.hypothesis.top_scores.exp().tolist(),
+            item.top_tokens.tolist(),
+            item.top_scores.exp().tolist(),
             strict=True,
         ):
             logs.append(math.log(boosted(scores, ids.index(token))) if token in ids else lprob)

@@ -152,8 +152,8 @@ def test_a_job_is_continued_only_if_its_outputs_would_be_the_same(
     begun = job(place, *keys, "job.workers=1")
     assert begun.code == 0, begun.err
     assert "60 lines, 180 tokens" in begun.err
-    for key in ("workers=3", "batch_size=3", "max_tokens=500", "buffer_size=7"):
-        again = job(place, *keys, f"generation.{key}")
+    for key in ("job.workers=3", "generation.batch_size=3", "generation.max_tokens=500", "generation.buffer_size=7"):
+        again = job(place, *keys, key)
         assert (again.code, "60 of 60 lines were decoded before" in again.err) == (0, True), (key, again.err)
     changed = (
         "generation.length_penalty=1",
