@@ -32,7 +32,7 @@ Run = Callable[[Session], Results]
 BRANCHED = [case for case in CASES if "draft" not in case[1] and case[1] not in ("look-up", "continuous")]
 FAST = {
     *(("transformer_tiny", f"search={name}") for name in ("beam", "contrastive", "diverse_beam", "constrained")),
-    *(("transformer_tiny", f"processor={name}") for name in ("prefix_trie", "no_repeat_ngram", "sequence_bias")),
+    *(("transformer_tiny", f"processor={name}") for name in ("allowed_outputs", "no_repeat_ngram", "sequence_bias")),
     *(("transformer_tiny", name) for name in ("table", "no table", "guidance", "no cache", "prefix")),
     *((name, "beam") for name in ("fconv_uneven", "t5_tiny", "lstm_tiny", "transformer_lm_tiny", "average")),
 }

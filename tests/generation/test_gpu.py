@@ -66,7 +66,7 @@ FAST = {
     *((model, "beam") for model in ("fconv_uneven", "transformer_tiny", "lstm_tiny", "average")),
     *((model, "beam") for model in in_zoo("t5_tiny", "t5gemma_tiny", "t5gemma2_tiny", "transformer_lm_tiny")),
     *(("transformer_tiny", f"search={name}") for name in STRATEGIES),
-    *(("transformer_tiny", f"processor={name}") for name in ("bad_words", "exponential_decay", "prefix_trie")),
+    *(("transformer_tiny", f"processor={name}") for name in ("bad_words", "exponential_decay", "allowed_outputs")),
     *(("transformer_tiny", name) for name in ("huggingface", "guidance", "draft", "look-up", "continuous")),
     ("transformer_tiny", "compaction at once"),
 }
@@ -143,7 +143,7 @@ def counted(counts: Counts) -> Iterator[dict[str, list[tuple[int, int]]]]:
         yield calls
 
 
-MORE_WAITS = {"processor=prefix_trie": 4, "draft": 6, "look-up": 4, "sampled draft": 6}
+MORE_WAITS = {"processor=allowed_outputs": 4, "draft": 6, "look-up": 4, "sampled draft": 6}
 """The number of further waits of steps that wait more than once."""
 
 
