@@ -128,7 +128,8 @@ def _check_keys(cfg: ConvertConfig) -> None:
     """
     if not cfg.path:
         raise ConfigError("path is missing: set path=MODEL, or path=[A,B] with format=average")
-    for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*KEYS[cfg.format]}):
+    used = KEYS.get(cfg.format, ("reading",))
+    for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*used}):
         owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
         raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or set {owners}")
     if cfg.format in WRITERS:

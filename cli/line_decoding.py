@@ -88,7 +88,10 @@ def check_plain_text(**files: Sequence[str]) -> None:
         plain = name.removesuffix(".gz")
         has_fields = key in ("input", "source") and plain.endswith(".tsv")
         if plain.endswith(".csv") or (is_table(name) and not has_fields):
-            raise ConfigError(f"{key}={name} has the name of a table; give plain text (job.column=FIELD is for a job)")
+            raise ConfigError(
+                f"{key}={name} has the name of a table; give plain text (a job reads .jsonl and .parquet, with "
+                "job.column=FIELD)"
+            )
 
 
 def decoding_files(cfg: GenerateConfig) -> list[str]:

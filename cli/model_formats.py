@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.core.errors import ConfigError
-from seqgen.registry import import_declared
+from seqgen.registry import add_format, import_declared
 
 KEYS: dict[str, tuple[str, ...]] = {
     "run": ("source_lang", "target_lang", "reading"),
@@ -20,7 +19,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "average": ("last", "name"),
     "trie": ("input", "reading"),
 }
-"""By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``."""
+"""By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``;
+of a format that a package adds, ``reading`` has one."""
 
 MODEL_FORMATS = list(KEYS)
 """The values of ``format``; ``register_model_format`` adds one."""
@@ -53,13 +53,10 @@ def register_model_format(name: str) -> Callable[[F], F]:
     Raises:
         ConfigError: the name is taken.
     """
-    if name in KEYS:
-        raise ConfigError(f"format={name} exists; rename yours")
 
     def decorator(function: F) -> F:
-        WRITERS[name] = SimpleNamespace(write=function, check=lambda _: None, DTYPE=torch.float32)
-        KEYS[name] = ("reading",)
-        MODEL_FORMATS.append(name)
+        writer = SimpleNamespace(write=function, check=lambda _: None, DTYPE=torch.float32)
+        add_format(name, writer, WRITERS, MODEL_FORMATS)
         return function
 
     return decorator

@@ -284,6 +284,25 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
 }
 """By the prefix of the components' keys: the registry, and the key of ``generation`` that selects components."""
 
+
+def add_format(name: str, value: Any, table: dict[str, Any], names: list[str]) -> None:
+    """Add a value of a command's key ``format``.
+
+    Args:
+        name: its name.
+        value: what writes it.
+        table: what writes each format, by name.
+        names: the values of the key.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if name in names:
+        raise ConfigError(f"format={name} exists; rename yours")
+    table[name] = value
+    names.append(name)
+
+
 register_model = MODELS.register
 register_task = TASKS.register
 register_criterion = CRITERIA.register

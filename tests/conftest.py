@@ -13,7 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from seqgen.config.generation import KEYS_OF_ADDONS
+from seqgen.config.added_options import _decorate_again
+from seqgen.config.generation import KEYS_OF_ADDONS, Options
+from seqgen.config.values import DEFAULTS
 from seqgen.registry import MissingAddonError
 from tests.browser import browser  # noqa: F401  # a fixture of all tests
 
@@ -83,3 +85,15 @@ def pytest_runtest_call() -> Iterator[None]:
 
 
 pytest_runtest_setup = pytest_runtest_call
+
+
+@pytest.fixture(autouse=True)
+def added_keys_are_forgotten() -> Iterator[None]:
+    """Keys that a user's file adds in a test do not get into the runs that later tests write."""
+    bases, defaults = Options.__bases__, {**DEFAULTS}
+    yield
+    if Options.__bases__ != bases:
+        Options.__bases__ = bases
+        _decorate_again()
+        DEFAULTS.clear()
+        DEFAULTS.update(defaults)

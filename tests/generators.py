@@ -18,7 +18,7 @@ from seqgen.decoding.combinations import LogProbabilityMean
 from seqgen.decoding.options import build_setup
 from tests.scripted_model import Rule, ScriptedModel, dictionary
 
-DEBUG = ("use_cache", "beam_indirection", "skip_log_softmax", "lazy_compaction", "cuda_graphs")
+FAST = ("use_cache", "beam_indirection", "skip_log_softmax", "lazy_compaction", "cuda_graphs")
 OBJECTS = ("search_strategy", "processors", "stopping", "observers", "need_attention")
 KEYS = {"beam_size": "beam", "len_penalty": "length_penalty", "unk_penalty": "unkpen", "tokens_to_suppress": "suppress"}
 
@@ -32,7 +32,7 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
         options: fields of ``GenerationConfig``, by its names or fairseq's; fields of ``FastConfig``; objects for
             ``build_setup``; ``average`` and ``weights`` of the members; and ``end_tokens``, ids.
     """
-    fast = {name: options.pop(name) for name in DEBUG if name in options}
+    fast = {name: options.pop(name) for name in FAST if name in options}
     if isinstance(fast.get("beam_indirection"), bool):
         fast["beam_indirection"] = "on" if fast["beam_indirection"] else "off"
     objects = {name: options.pop(name) for name in OBJECTS if name in options}
@@ -41,8 +41,6 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     combination = options.pop("combination", None) or mean(options.pop("weights", ()))
     changes = {name: options.pop(name) for name in ("temperature", "early_stopping") if name in options}
     values = {"beam": 1, **{KEYS.get(name, name): value for name, value in options.items()}}
-    if not values.pop("normalize_scores", True):
-        values["normalize_scores"] = False
     if end_tokens := values.pop("end_tokens", ()):
         values["end_symbols"] = [words.symbol(token) for token in end_tokens]
     cfg, switches = GenerationConfig(**values), FastConfig(**fast)

@@ -1,4 +1,4 @@
-"""The keys of paragraphs, see ``sentences``."""
+"""The keys of paragraphs, see ``stage``."""
 
 from __future__ import annotations
 

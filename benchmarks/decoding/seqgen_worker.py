@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Set
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.models import MAP_FILE, Vocabulary, random_model
 from benchmarks.decoding.step_times import StepTimes
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
+from seqgen.addons.catalogue.shortlist import Shortlist, restricted
+from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
@@ -75,12 +78,14 @@ class Seqgen(Worker):
         keys: dict[str, Any] = {"min_len": request["length"], "max_len": request["length"]}
         if request["semantics"] == "fairseq":
             keys = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
-        if request.get("shortlist"):
-            keys["shortlist"] = str(self.folder / MAP_FILE)
         cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **keys)
-        switches = request.get("switches", {})
-        objects = {"fast": FastConfig(**switches), "source_dictionary": self.dictionary}
-        return SequenceGenerator(build_setup(self.models, self.dictionary, cfg, **objects))
+        setup = build_setup(self.models, self.dictionary, cfg, fast=FastConfig(**request.get("switches", {})))
+        return SequenceGenerator(restricted(setup, self.shortlist) if request.get("shortlist") else setup)
+
+    @cached_property
+    def shortlist(self) -> Shortlist:
+        """The shortlists of the folder's vocabulary map, which is read once."""
+        return Shortlist(VocabularyMap.read(self.folder / MAP_FILE, self.dictionary, self.dictionary), self.dictionary)
 
     def batch(self, sources: list[list[int]], targets: list[list[int]] | None = None) -> Batch:
         """Collate sources, and targets if given, into a batch."""

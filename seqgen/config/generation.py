@@ -230,7 +230,7 @@ class Switches:
     narrowed_scores: bool = option(
         True,
         "compute the scores of allowed tokens alone: those of a shortlist, or of a trie of allowed outputs",
-        other_names=("shortlist_columns",),
+        other_names=("shortlist_columns", "trie_edges"),
     )
     prepacked_weights: bool = option(True, "use weights arranged in the memory layout that is fastest on this CPU")
     kernel_choice: str = option(

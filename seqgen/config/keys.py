@@ -185,6 +185,7 @@ def similar_keys(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     if not found and "." not in wanted:
         parts = difflib.get_close_matches(wanted, last_parts.values(), n=1, cutoff=0.7)
         return [key for key, part in last_parts.items() if part in parts][:3]
+    found.sort(key=lambda key: key.partition(".")[0] != wanted.partition(".")[0])  # keys of the named group first
     return (found or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6))[:3]
 
 

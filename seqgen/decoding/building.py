@@ -132,7 +132,7 @@ def build_component(
     return check_returned(entry.component, "build", made, base)
 
 
-def changed(what: str, made: T, settings: GenerationConfig | FastConfig, *further: Any) -> T:
+def apply_keys(what: str, made: T, settings: GenerationConfig | FastConfig, *further: Any) -> T:
     """Let the keys that are given change what is built; each names a function, ``setup="package.module:function"``.
 
     Args:

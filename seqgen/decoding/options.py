@@ -31,7 +31,7 @@ from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.decoding.building import Resources, build_component, changed, name_key_in_errors
+from seqgen.decoding.building import Resources, apply_keys, build_component, name_key_in_errors
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.member_sources import field_of, input_of
 from seqgen.decoding.planned_member import PlannedMember
@@ -140,7 +140,7 @@ def build_setup(
         around=[partial(_switches, fast)],
         around_step=[_threads],
     )
-    setup = changed("setup", changed("setup", setup, fast, resources), cfg, resources)
+    setup = apply_keys("setup", apply_keys("setup", setup, fast, resources), cfg, resources)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
         raise ConfigError(
@@ -322,7 +322,7 @@ def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) 
 
     Args:
         models: the models; a ``MemberSpec`` is returned as it is.
-        cfg: its ``members`` has one source for each model; if it is empty, all models read the input line.
+        cfg: its ``member_sources`` has one source for each model; if it is empty, all models read the input line.
 
     Raises:
         ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``

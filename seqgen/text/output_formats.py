@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from seqgen.config import GenerateConfig
 from seqgen.config.generate import OUTPUT_FORMATS
-from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.resolution import changes_scores
+from seqgen.registry import add_format
 from seqgen.text.line_stages import installed_stages
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
@@ -228,12 +228,9 @@ def register_output_format(name: str) -> Callable[[F], F]:
     Raises:
         ConfigError: the name is taken.
     """
-    if name in FORMATS:
-        raise ConfigError(f"the output format {name!r} exists; rename yours")
 
     def decorator(function: F) -> F:
-        FORMATS[name] = function
-        OUTPUT_FORMATS.append(name)
+        add_format(name, function, FORMATS, OUTPUT_FORMATS)
         return function
 
     return decorator

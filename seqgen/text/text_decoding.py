@@ -19,7 +19,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources, changed
+from seqgen.decoding.building import Resources, apply_keys
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.decoding.streaming import Streamer
@@ -113,7 +113,7 @@ class TextDecoding:
         ensemble, words, cfg = self.generator.setup.ensemble, self.task.target_dictionary, self.cfg
         normalizes = cfg.normalize_scores
         scorer = SequenceScorer(ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination)
-        return changed("scorer", scorer, cfg)
+        return apply_keys("scorer", scorer, cfg)
 
     def translate(
         self,

@@ -31,7 +31,7 @@ from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.building import Resources, changed
+from seqgen.decoding.building import Resources, apply_keys
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.scorer import SequenceScorer
@@ -208,8 +208,8 @@ class Translator:
             return_internals: whether they have the hidden states and attention weights of all layers.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``FastConfig`` (``**{"search.groups": 3, "fast.use_cache": False}``). ``search``, ``combination``,
-                ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``)
-                may also be objects.
+                ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``member_sources``
+                (``MemberSpec``) may also be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -314,13 +314,13 @@ class Translator:
             return list(self.models)
         if len(specs) != len(self.models):
             raise ConfigError(
-                f"members has {len(specs)} entries for {len(self.models)} models; give one for each of them"
+                f"member_sources has {len(specs)} entries for {len(self.models)} models; give one for each of them"
             )
         for number, (spec, model) in enumerate(zip(specs, self.models, strict=True), start=1):
             if spec is not None and (spec.model is not model or spec.companion):
                 raise ConfigError(
-                    f"entry {number} of members must be a source, or a MemberSpec of model {number}; companions are "
-                    "not possible here"
+                    f"entry {number} of member_sources must be a source, or a MemberSpec of model {number}; "
+                    "companions are not possible here"
                 )
         return [spec or model for spec, model in zip(specs, self.models, strict=True)]
 
@@ -427,7 +427,7 @@ class Translator:
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
-        scorer = changed("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
+        scorer = apply_keys("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
         return TextScoring(self.members, cfg, scorer, self.device)
 
 

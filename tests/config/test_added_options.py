@@ -15,11 +15,11 @@ import pytest
 
 from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.added_options import _decorate_again, register_options
-from seqgen.config.generation import Options, keys_tagged
+from seqgen.config.added_options import register_options
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import CALL
 from seqgen.config.user_files import _USER_FILES, import_user_dir, user_modules
-from seqgen.config.values import DEFAULTS, from_dict, to_dict
+from seqgen.config.values import from_dict, to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.registry import LOGITS_PROCESSORS
 from seqgen.text.translator import Translator
@@ -61,17 +61,12 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def user_file(file: Path, code: str) -> Iterator[Path]:
-    """A user's file; its keys and components are forgotten afterwards."""
+    """A user's file; its components are forgotten afterwards."""
     file.write_text(code)
-    bases, defaults = Options.__bases__, {**DEFAULTS}
     yield file
     LOGITS_PROCESSORS._entries.pop("pace", None)
     for name in [name for name, known in user_modules() if known == str(file)]:
         del sys.modules[name], _USER_FILES.files[name]
-    Options.__bases__ = bases
-    _decorate_again()
-    DEFAULTS.clear()
-    DEFAULTS.update(defaults)
 
 
 def test_keys_of_a_users_file(file: Path) -> None:

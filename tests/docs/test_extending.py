@@ -297,8 +297,8 @@ def test_output_format(runs: Path) -> None:
     wanted = [f"{line.id + 1}\t{line.score:.2f}\t{line.text}" for line in by_object(runs)]
     assert found.splitlines() == wanted
     assert "text | json | fairseq | tsv | numbered" in in_a_process("generate", "output_format", "--help", "format")
-    with pytest.raises(ConfigError, match="the output format 'json' exists"):
-        seqgen.extend.register_output_format("json")
+    with pytest.raises(ConfigError, match="format=json exists"):
+        seqgen.extend.register_output_format("json")(print)
 
 
 def test_model_format(runs: Path, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_model_format(runs: Path, tmp_path: Path) -> None:
     tokens = json.loads((tmp_path / "out" / "tokens.json").read_text(encoding="utf-8"))
     assert tokens["target"] == [*loaded.task.target_dictionary]
     with pytest.raises(ConfigError, match="format=export exists"):
-        seqgen.extend.register_model_format("export")
+        seqgen.extend.register_model_format("export")(print)
 
 
 def test_observer(runs: Path, tmp_path: Path) -> None:

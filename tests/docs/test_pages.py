@@ -320,7 +320,7 @@ def anchors(page: Path) -> list[str]:
 
 
 NAMED = re.compile(
-    r"\b(?:benchmarks|cli|docs|examples|models|seqgen|tasks|tests)/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b"
+    r"\b(?:addons|benchmarks|cli|docs|examples|models|seqgen|tasks|tests)/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b"
 )
 """A file of the repository that a text names."""
 
@@ -330,7 +330,7 @@ OTHER_PROJECT = re.compile(r"pip install[^\n]*\bseqgen|\bseqgen\[")
 
 
 def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
-    folders = ("benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
+    folders = ("addons", "benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
     files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
     named = [(file, name) for file, text in texts.items() for name in NAMED.findall(text)]

@@ -275,6 +275,7 @@ REFUSED = [
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
     ({"prompt_lookup": 2, "constraints": "ordered"}, "exclude; choose one"),
+    ({"draft": "runs/x", "constraints": "ordered"}, "exclude; choose one"),
     ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
     ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
     ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.run_config import save_generation
-from seqgen.config import FILES, GenerationConfig, keys_tagged
+from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data import text
@@ -91,7 +91,8 @@ def test_a_models_own_settings_cannot_demand_all_memory() -> None:
 
 
 def test_settings_that_name_files_are_never_a_models_own() -> None:
-    files: dict[str, Any] = dict.fromkeys(keys_tagged(FILES), "/etc/passwd")
+    keys = [each.name for each in dataclasses.fields(GenerationConfig) if each.metadata["role"] == "input_path"]
+    files: dict[str, Any] = dict.fromkeys(keys, "/etc/passwd")
     files |= {"draft": "hf:evil/model", "observers": ["evil"], "member_sources": ["evil"]}
     assert settings_of_model(GenerationConfig(beam=3, **files)) == {"beam": 3}
 

@@ -123,7 +123,7 @@ def test_what_members_cannot_be() -> None:
         Translator([one, other], member_sources=["input", "fields"]).translate(LINES)
     spec = MemberSpec(one.model)
     for members in (["input", spec], [spec, MemberSpec(other.model, companion=True)]):
-        with pytest.raises(ConfigError, match="entry 2 of members must be a source, or a MemberSpec of model 2"):
+        with pytest.raises(ConfigError, match="entry 2 of member_sources must be a source, or a MemberSpec of model 2"):
             Translator([one, other], member_sources=members).translate(LINES)
     with pytest.raises(ConfigError, match="gives the source field2 to a MemberSpec whose source is input"):
         one.task.build_generator([spec], GenerationConfig(member_sources=["field2"]))

@@ -23,9 +23,11 @@ from seqgen.core.structures import Batch, Hypothesis
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.dtypes import to_dtype
+from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.model_zoo import VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
+from tests.text_models import TEXTS, text_model
 
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 16, 17, 30)
 
@@ -174,6 +176,18 @@ def test_known_targets_are_scored_with_the_same_bits() -> None:
     alone = [score([number])[0] for number in range(9)]
     for numbers in ([8, 3, 0], list(range(9)), [4, 5]):
         assert not any(differing([alone[i]], [own]) for i, own in zip(numbers, score(numbers), strict=True))
+
+
+def test_a_translator_scores_with_the_same_bits() -> None:
+    model = text_model(sharpness=0.9)
+    model.model.float()
+    targets = [TEXTS[(number + 1) % len(TEXTS)] for number in range(len(TEXTS))]
+
+    def scores(exact: bool, lines: int) -> list[float]:
+        return [one.score for one in Translator(model).score(TEXTS, targets, bit_exact=exact, batch_size=lines)]
+
+    assert scores(True, 1) == scores(True, 64)
+    assert scores(False, 1) != scores(False, 64)
 
 
 def test_attention_is_that_of_the_batch() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,7 +190,8 @@ def test_other_models_and_settings_are_refused() -> None:
         MADE.check("abc", {**MADE.settings, "beam": 5, "length_penalty": 0.6})
     with pytest.raises(ConfigError, match=r"other values of generation\.components;"):
         MADE.check("abc", {"beam": 4})
-    cfg = GenerationConfig(beam=4, batch_size=3, components={"search.groups": 2})
+    of_the_call: dict[str, Any] = {"nbest": 2, "observers": ["x"], "batch_size": 3}
+    cfg = GenerationConfig(beam=4, components={"search.groups": 2}, **of_the_call)
     MADE.check("abc", calibrated_settings(cfg))
 
 

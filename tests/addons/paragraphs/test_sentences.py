@@ -276,6 +276,7 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator, m
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"input_split": ""}, "has no effect without generation.input_split; set both or neither"),
         ({"input_split_lang": ""}, "needs the language of the source; set generation.input_split_lang, one of am, "),
         ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; set generation.input_split_lang, one of"),
         ({"nbest": 2}, "gives one output of the whole line"),
