@@ -302,11 +302,13 @@ class Task(_Scored):
         Raises:
             ConfigError: keys contradict each other, or need something that the task does not have.
         """
-        if cfg.prompt_lookup and self.source_dictionary != self.target_dictionary:
-            raise ConfigError(
-                f"generation.prompt_lookup={cfg.prompt_lookup} searches the source for n-grams of the output, but "
-                "source and target have different vocabularies; remove it, or train with a joint vocabulary"
-            )
+        comparing = ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty")
+        for key in () if self.source_dictionary == self.target_dictionary else comparing:
+            if (value := getattr(cfg, key)) != getattr(GenerationConfig, key):
+                raise ConfigError(
+                    f"generation.{key}={value} compares target ids with source ids, and this model has two different "
+                    "vocabularies; remove it, or train with a joint vocabulary"
+                )
         vocabularies: dict[str, Any] = {"tokenizer": self.target_tokenizer, "source_dictionary": self.source_dictionary}
         return SequenceGenerator(build_setup(models, self.target_dictionary, cfg, **vocabularies, **further))
 

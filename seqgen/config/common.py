@@ -50,4 +50,6 @@ class TrainCommonConfig(CommonConfig):
     log_interval: int = option(50, "number of updates between two progress lines and log records", minimum=1)
     log_format: str = option("lines", "how the progress of training is shown", choices=("lines", "none"))
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
-    user_files: dict[str, str] = option({}, "file that registered each of your own components; recorded by training")
+    user_files: dict[str, str] = option(
+        {}, "file that registered each of your own components and keys; recorded by training"
+    )

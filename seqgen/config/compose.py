@@ -11,6 +11,7 @@ In a sweep (``-m``), one command is run with several configurations. The keys of
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import re
@@ -18,9 +19,8 @@ from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from seqgen.config.generation import SINGLE_COMPONENTS, GenerationConfig
+from seqgen.config.generation import SINGLE_COMPONENTS, GenerationConfig, name_in_use
 from seqgen.config.keys import annotation_of, is_group, locate, types_of
-from seqgen.config.options import DEFAULT_COMBINATION
 from seqgen.config.training import TrainConfig
 from seqgen.config.values import (
     DEFAULTS,
@@ -263,26 +263,27 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
     Raises:
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
-    config, values = registry.config(name), generation.component_values(registry.group, name)
+    config, values = registry.config(name), copy.deepcopy(generation.component_values(registry.group, name))
     return dataclasses.replace(config, **typed_values(type(config), values, f"the keys of {registry.kind} {name}"))
 
 
 def check_component_keys(generation: GenerationConfig, replaced: Collection[str] = ()) -> None:
-    """Refuse keys of decoding components that are not in use.
+    """Refuse keys of decoding components that are not in use or do not have them.
 
     Args:
         generation: the configuration.
         replaced: groups whose component is given as an object, such as ``search``; their keys have no effect.
 
     Raises:
-        ConfigError: the first such key, and the key that names its component.
+        ConfigError: names the first such key.
     """
     for key in generation.components:
         if key.partition(".")[0] in replaced:
             raise ConfigError(
                 f"{key!r} has no effect on a component that is given as an object; set it there, or give a name instead"
             )
-        component_of_key(generation, key)
+        registry, name, _ = component_of_key(generation, key)
+        component_config(registry, name, generation)
 
 
 def is_component_key(schema: type, key: str) -> bool:
@@ -321,8 +322,7 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
     registry, chooser = DECODING_COMPONENTS[group]
     chosen = getattr(generation, chooser)
     if group in SINGLE_COMPONENTS:
-        name, field = chosen or (DEFAULT_COMBINATION if group == "combination" else ""), rest
-        wanted = "NAME"
+        wanted, name, field = "NAME", name_in_use(group, chosen), rest
     else:
         wanted, _, field = rest.partition(".")
         name = wanted if wanted in chosen else ""

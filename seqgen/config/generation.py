@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from seqgen.config.options import CALL, CONSTRAINS, Tags, option
+from seqgen.config.options import CALL, CONSTRAINS, DEFAULT_COMBINATION, Tags, option
 from seqgen.core.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, SEARCHES, MissingAddonError, import_declared
 
@@ -36,7 +36,7 @@ OPTIONS = (
 )
 """The classes with the keys of the ``generation`` group, in the order of ``--help``: module and name of each.
 
-The modules import ``seqgen.config.options`` only, so that a command reads its keys without importing the features.
+The modules import ``seqgen.config.options`` only, or its names from ``seqgen.config``, so that a command reads its keys without importing the features.
 """
 
 SWITCHES = (("seqgen.addons.cuda_graphs.options", "CapturedOptions"),)
@@ -186,6 +186,11 @@ SINGLE_COMPONENTS = tuple(
     group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
 )
 """Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
+
+
+def name_in_use(group: str, chosen: Any) -> Any:
+    """The value of the key that chooses a decoding component: an empty one is the default, if the group has one."""
+    return chosen or (DEFAULT_COMBINATION if group == "combination" else "")
 
 
 def check_installed(key: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 DEFAULT_COMBINATION = "probability"
+
 """The combination of the members of an ensemble if none is named."""
 
 Tags: TypeAlias = frozenset[str]

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from seqgen.config.generation import FastConfig, GenerationConfig, keys_tagged
+from seqgen.config.generation import FastConfig, GenerationConfig, keys_tagged, name_in_use
 from seqgen.config.options import ENSEMBLE
 from seqgen.config.values import DEFAULTS, typed_values
 from seqgen.registry import DECODING_COMPONENTS
@@ -136,12 +136,15 @@ class Settings(_Compared):
 
 
 class ResolvedConfig(GenerationConfig):
-    """The ``generation`` group that ``resolve`` makes: all keys are checked together, and nobody can change them."""
+    """The ``generation`` group that ``resolve`` makes: all keys are checked together, and none can be set later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self):
             raise FrozenInstanceError(f"cannot assign to {name} of resolved settings")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete {name} of resolved settings")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +193,10 @@ class ResolvedSettings(_Compared):
 
 
 def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn values by whole key into values by the names of the fields of ``GenerationConfig``, without other groups."""
-    found = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
-    of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "fast."))}
+    """Copies of values by whole key, by the names of the fields of ``GenerationConfig``; other groups are left out."""
+    copies = {key: _copied(value) for key, value in values.items()}
+    found = {key.removeprefix("generation."): value for key, value in copies.items() if key.startswith("generation.")}
+    of_components = {key: value for key, value in copies.items() if not key.startswith(("generation.", "fast."))}
     return {"components": of_components, **found} if of_components else found
 
 
@@ -238,8 +242,8 @@ def of_chosen_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> 
         if group not in DECODING_COMPONENTS:
             continue
         chooser = DECODING_COMPONENTS[group][1]
-        before = below.get(f"generation.{chooser}", DEFAULTS[chooser])
-        now = above.get(f"generation.{chooser}", before)
+        before = name_in_use(group, below.get(f"generation.{chooser}", DEFAULTS[chooser]))
+        now = name_in_use(group, above.get(f"generation.{chooser}", before))
         if now is not before and now != before and not (isinstance(now, list) and rest[0] in now):
             del kept[key]
     return kept

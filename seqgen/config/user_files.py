@@ -1,7 +1,8 @@
 """Imports the user's Python files, and finds what a run records about them.
 
 The ``config.yaml`` of a run has two records in its ``common`` group: ``user_dir`` lists the files and folders that were
-imported, as the user gave them; ``user_files`` has the file that registered each of the user's components in the run.
+imported, as the user gave them; ``user_files`` has the file that registered each of the user's components in the run,
+and each of the user's keys.
 The recorded files are not imported by those who use the run: a model that needs one is refused, with the file's name.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location, spec_from_loader
@@ -17,7 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from seqgen.config import GenerationConfig
+from seqgen.config.generation import GenerationConfig, Options
+from seqgen.core.contract import is_built_in
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry
 
@@ -161,17 +164,19 @@ def components_in_use(config: Any) -> Iterator[tuple[str, Entry]]:
 
 
 def recorded_files(config: Any, user_dirs: Iterable[str]) -> dict[str, str]:
-    """Find the file that registered each of the user's components that a configuration uses.
+    """Find the file that registered each of the user's components that a configuration uses, and declared their keys.
 
     Args:
         config: the root of a configuration.
         user_dirs: the files and folders that were imported. The paths of files in them begin as the user gave them.
 
     Returns:
-        Files by ``GROUP.NAME``.
+        Files by ``GROUP.NAME``, and by ``generation.KEY``.
     """
     given = [Path(path) for path in user_dirs]
     used = {key: _file_of(entry.component.__module__) for key, entry in components_in_use(config) if entry.is_user_own}
+    own = [options for options in Options.__bases__ if not is_built_in(options)]
+    used |= {f"generation.{each.name}": _file_of(options.__module__) for options in own for each in fields(options)}
     return {key: str(_as_given(Path(file), given)) for key, file in used.items() if file}
 
 

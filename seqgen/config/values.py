@@ -40,6 +40,8 @@ _WORDS: dict[Any, tuple[str, str, str]] = {
 """The values of a type in words: one value, several values, and an example of several."""
 _NAME = "_name"  # under which a chosen component's name is saved with its values
 _ESCAPES = {"n": "\n", "t": "\t"}
+_FILES_OF_KEYS: dict[str, str] = {}
+"""The file that declared each of the user's keys when a run was made."""
 
 
 def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
@@ -83,10 +85,12 @@ def _check_item(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={value} is above its maximum, {maximum}")
 
 
-DEFAULTS = {
-    field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    for field in dataclasses.fields(GenerationConfig)
-}
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a key."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+DEFAULTS = {field.name: default_of(field) for field in dataclasses.fields(GenerationConfig)}
 """The defaults of the ``generation`` group."""
 
 
@@ -333,6 +337,11 @@ def typed_values(schema: type, plain: Mapping[str, Any], where: str, prefix: str
                 if value == KEYS_OF_ADDONS[key][1]:
                     continue  # the configuration of a run has all keys
                 check_installed(f"{'fast' if schema is FastConfig else 'generation'}.{key}")
+            if file := _FILES_OF_KEYS.get(f"{prefix}{key}"):
+                raise ConfigError(
+                    f"{where}: the key {prefix}{key} was declared in {file} when the run was made; to run that file's "
+                    f"code, if you trust it, set common.user_dir={file}, or import it in Python"
+                )
             known = {name: other_names(field) for name, field in fields.items()}
             raise ConfigError(
                 f"{where}: unknown key {shown(f'{prefix}{key}')}{did_you_mean(str(key), known)}; correct or remove it"
@@ -355,7 +364,7 @@ def typed_values(schema: type, plain: Mapping[str, Any], where: str, prefix: str
 
 
 def _record_user_files(plain: Mapping[str, Any]) -> None:
-    """Tell the registries which file registered each of the user's components when the run was made."""
+    """Record which file registered each of the user's components and keys when the run was made, for messages."""
     registries = {**GROUPS, **{group: registry for group, (registry, _) in DECODING_COMPONENTS.items()}}
     common = plain.get("common")
     recorded = common.get("user_files") if isinstance(common, Mapping) else None
@@ -363,6 +372,8 @@ def _record_user_files(plain: Mapping[str, Any]) -> None:
         group, _, name = str(key).partition(".")
         if group in registries and isinstance(file, str):
             registries[group].record_file(name, file)
+        elif group == "generation" and isinstance(file, str):
+            _FILES_OF_KEYS[str(key)] = file
 
 
 def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.config.compose import component_config
+from seqgen.config.values import default_of
 from seqgen.core.component import Component
 from seqgen.core.contract import check_returned
 from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.core.observers import Observer
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import is_id
+from seqgen.data.tokenizers.base import Tokenizer, is_id
 from seqgen.registry import Registry, import_declared
 
 C = TypeVar("C", bound=Component)
@@ -55,6 +56,25 @@ class Resources:
     observers: Sequence[Observer] = ()
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     settings: GenerationConfig = field(default_factory=GenerationConfig)
+
+    @classmethod
+    def of(cls, cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None, **further: Any) -> Self:
+        """The resources under a configuration, with the end tokens that it names.
+
+        Args:
+            cfg: the configuration.
+            dictionary: the target vocabulary.
+            tokenizer: the target tokenizer; ``None`` if texts cannot be encoded.
+            further: the other attributes.
+
+        Raises:
+            ConfigError: an end token is not in the vocabulary.
+        """
+        encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
+        found = cls(dictionary, encode, decode, settings=cfg, **further)
+        with name_key_in_errors("generation.end_symbols"):
+            ends = dict.fromkeys(found.tokens(cfg.end_symbols))
+        return replace(found, extra_end_tokens=[index for index in ends if index != dictionary.eos()])
 
     def token(self, token: str) -> int:
         """The id of a token.
@@ -133,7 +153,7 @@ def build_component(
 
 
 def apply_keys(what: str, made: T, settings: GenerationConfig | FastConfig, *further: Any) -> T:
-    """Let the keys that are given change what is built; each names a function, ``setup="package.module:function"``.
+    """Let keys that differ from their defaults change what is built, each by ``setup="package.module:function"``.
 
     Args:
         what: the fact that names the function: ``"setup"`` (of a ``DecodingSetup``) or ``"scorer"``.
@@ -145,7 +165,7 @@ def apply_keys(what: str, made: T, settings: GenerationConfig | FastConfig, *fur
         What the function of the last key returns, given what that of the key before it returned, and the key's value.
     """
     for key in fields(settings):
-        if what in key.metadata and (value := getattr(settings, key.name)):
+        if what in key.metadata and (value := getattr(settings, key.name)) != default_of(key):
             module, _, name = key.metadata[what].partition(":")
             made = getattr(import_declared(module, f"the key {key.name}"), name)(made, value, *further)
     return made

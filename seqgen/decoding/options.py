@@ -9,11 +9,12 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+import torch
+
 from seqgen.config import DEFAULT_COMBINATION, FastConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import NEEDS_STEPS, STRATEGY, WARPER
-from seqgen.config.settings import ResolvedConfig
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
 from seqgen.core.component import with_fields
@@ -85,16 +86,14 @@ def build_setup(
         ConfigError: two keys contradict each other, or a component is not registered.
     """
     rules = rules_named(cfg.semantics)
-    if not isinstance(cfg, ResolvedConfig):  # ``resolve`` has checked that one
-        check_compatible(cfg)
-    name = search_name(cfg, rules)
+    check_compatible(cfg)
+    name = search_name(cfg, rules) if search_strategy is None else type(search_strategy).__name__
     objects = {"search": search_strategy, "combination": combination}
     check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
     if search_strategy is not None:
         _check_search_keys(cfg, search_strategy)
-    ends = end_tokens_from_config(cfg, tgt_dict)
-    encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
-    resources = Resources(tgt_dict, encode, decode, ends[1:], source_dictionary=source_dictionary, settings=cfg)
+    device = next(Ensemble(models).models[0].parameters(), torch.empty(0)).device
+    resources = Resources.of(cfg, tgt_dict, tokenizer, source_dictionary=source_dictionary, device=device)
     search = search_strategy or search_from_config(cfg, name, resources)
     if cfg.is_constrained and not search.enforces_constraints:
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
@@ -123,7 +122,7 @@ def build_setup(
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
-        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
+        stopping=[*stopping_from_config(cfg, resources, tokenizer), *stopping],
         observers=[*named, *observers, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
         ranking=Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
@@ -132,7 +131,7 @@ def build_setup(
         early_stopping=cfg.early_stopping,
         eos=tgt_dict.eos(),
         pad=tgt_dict.pad(),
-        end_tokens=ends,
+        end_tokens=[tgt_dict.eos(), *resources.extra_end_tokens],
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         fast=fast_paths(fast),
@@ -246,20 +245,6 @@ def processor_makers(
         "eta_cutoff": lambda epsilon: warpers.Eta(epsilon, keep),
         "renormalize": lambda _: warpers.Renormalize(),
     }
-
-
-def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> list[int]:
-    """The ids of the tokens that end an output, without repetitions, end-of-sentence first.
-
-    Args:
-        cfg: the configuration.
-        dictionary: the target vocabulary.
-
-    Raises:
-        ConfigError: a token is not in the vocabulary.
-    """
-    with name_key_in_errors("generation.end_symbols"):
-        return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary, settings=cfg).tokens(cfg.end_symbols)]))
 
 
 def search_name(cfg: GenerationConfig, rules: ToolkitRules) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import FastConfig, GenerationConfig
-from seqgen.config.compose import parse_components
-from seqgen.config.generation import keys_tagged
+from seqgen.config.compose import check_component_keys, parse_components
+from seqgen.config.generation import SINGLE_COMPONENTS, keys_tagged
 from seqgen.config.options import CONSTRAINS, KEEPS_SCORES, MODEL, STRATEGY, WARPER, Tags
 from seqgen.config.settings import (
     ResolvedConfig,
@@ -40,6 +40,7 @@ from seqgen.core.errors import ConfigError, shown
 from seqgen.core.member import MemberSpec
 from seqgen.decoding.member_sources import input_of
 from seqgen.decoding.rules import HUGGINGFACE, rules_named
+from seqgen.registry import DECODING_COMPONENTS
 
 TOOLKIT_LENGTH = 20
 """``max_len`` of a Hugging Face folder that sets no limit."""
@@ -85,6 +86,8 @@ def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> 
     _check_limits(models[0], given)
     cfg, taken = _complete(models[0], given, replaced)
     check_compatible(cfg, given)
+    groups = SINGLE_COMPONENTS if objects else ()
+    check_component_keys(cfg, [group for group in groups if DECODING_COMPONENTS[group][1] in objects])
     notes = _notes(cfg, taken, models, {*given, *replaced})
     return ResolvedSettings(settings, cfg, FastConfig(**settings.fast), objects, tuple(notes))
 
@@ -107,9 +110,11 @@ def _check_limits(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> None
     """Refuse settings of a model that would need all memory or an endless output, unless the user overrides them."""
     for field in dataclasses.fields(GenerationConfig):
         key, largest = field.name, field.metadata.get("limit_from_files")
-        if largest is not None and key not in given and of_model.get(key, 0) > largest:
+        if largest is None or key in given:
+            continue
+        if isinstance(value := of_model.get(key), int | float) and value > largest:
             raise ConfigError(
-                f"the model's own settings have generation.{key}={shown(of_model[key])}, which is more than {largest}; "
+                f"the model's own settings have generation.{key}={shown(value)}, which is more than {largest}; "
                 f"set generation.{key} yourself"
             )
 

@@ -16,7 +16,6 @@ from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.rules import StoppingRule
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import STOPPING_RULES
@@ -120,13 +119,13 @@ class StopStrings(StoppingRule):
 
 
 def stopping_from_config(
-    cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None = None
+    cfg: GenerationConfig, resources: Resources, tokenizer: Tokenizer | None = None
 ) -> list[StoppingRule]:
     """The stopping rules that a configuration asks for.
 
     Args:
-        cfg: the configuration; its ``end_symbols`` are not read here, see ``end_tokens_from_config``.
-        dictionary: the target vocabulary.
+        cfg: the configuration; ``resources`` has its ``end_symbols``.
+        resources: what the rules may use.
         tokenizer: that of the target language; needed for ``stop_strings``.
 
     Raises:
@@ -142,7 +141,6 @@ def stopping_from_config(
         found.append(StopStrings(cfg.stop_strings, *of_text))
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
-    resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode, settings=cfg)
     return found + [build_component(STOPPING_RULES, name, StoppingRule, cfg, resources) for name in cfg.stopping_rules]
 
 

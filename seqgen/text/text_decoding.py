@@ -88,14 +88,15 @@ class TextDecoding:
         self.batcher = Batcher(readers, *size, setup.beam_size, setup.vocab_size, in_order, self.device)
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
-        of_text = (target.dictionary, target.encode, target.decode)
-        resources = Resources(
-            *of_text,
+        resources = Resources.of(
+            cfg,
+            target.dictionary,
+            target,
+            source_dictionary=self.task.source_dictionary,
             device=self.device,
             models=self.members,
             observers=setup.observers,
             ensemble=settings.ensemble,
-            settings=cfg,
         )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps

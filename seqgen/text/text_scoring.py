@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.member import INPUT
 from seqgen.core.model import EncoderDecoderModel
@@ -65,21 +64,18 @@ class TextScoring:
 
     Args:
         members: the models, each with the task that encodes its source.
-        cfg: the settings.
+        resources: what the sources of members may use, with the settings and the device.
         scorer: the scorer of all models.
-        device: the device of the models.
     """
 
-    def __init__(
-        self, members: Sequence[TextModel], cfg: GenerationConfig, scorer: SequenceScorer, device: torch.device
-    ):
-        self.members, self.cfg, self.scorer, self.device = members, cfg, scorer, device
+    def __init__(self, members: Sequence[TextModel], resources: Resources, scorer: SequenceScorer):
+        self.members, self.cfg, self.scorer, self.device = members, resources.settings, scorer, resources.device
+        self.sources = sources_from_config(self.cfg, resources) or [INPUT] * len(members)
         self.task = members[0].task
         self.tokens_at_once = _SCORES // len(self.task.target_dictionary)
 
     def lines(self, sources: Sequence[str], references: Sequence[str], numbers: Sequence[int]) -> Iterator[Hypothesis]:
         """Score one target for each source line; see ``Translator.score``."""
-        read = sources_from_config(self.cfg, Resources(self.task.target_dictionary)) or [INPUT] * len(self.members)
         reader = LanguageReader(self.members, self.cfg)
         for start in range(0, len(sources), self.cfg.batch_size):
             rows = range(start, min(start + self.cfg.batch_size, len(sources)))
@@ -87,7 +83,7 @@ class TextScoring:
             targets = [encode_target(self.task, references[i], pair) for i, pair in zip(rows, languages, strict=True)]
             ids = [numbers[i] for i in rows]
             encoded_sources = []
-            for member, source in zip(self.members, read, strict=True):
+            for member, source in zip(self.members, self.sources, strict=True):
                 encoded_sources.append(
                     [
                         encode_source(member.task, source_text(source, text, number), pair)

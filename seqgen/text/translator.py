@@ -13,7 +13,7 @@ import copy
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,8 +24,7 @@ from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import CONSTRAINS, FILES, SCORES_TARGETS
-from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
-from seqgen.config.values import DEFAULTS
+from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings, by_whole_key
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
@@ -151,7 +150,7 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        return GenerationConfig(**copy.deepcopy(vars(self.resolve(settings).generation)))  # the caller may change it
+        return GenerationConfig(**vars(self.resolve(settings).generation))
 
     def _key(self, settings: Settings) -> tuple[Any, ...]:
         """Equal for calls that resolve to the same settings: the layers above the models, and those of the models."""
@@ -163,15 +162,19 @@ class Translator:
         return resolve(settings, of_models) if self._across is None else self._across.resolve(settings, of_models)
 
     def resolve(self, keys: Mapping[str, Any]) -> ResolvedSettings:
-        """Resolve all settings of a call; those of the last call are kept.
+        """Resolve all settings of a call.
 
         Args:
             keys: see ``settings``.
 
+        Returns:
+            The settings, whose values the caller may change.
+
         Raises:
             ConfigError: see ``settings``.
         """
-        return self._resolve(self._settings.with_layer(CALL, keys))
+        found = self._resolve(self._settings.with_layer(CALL, keys))
+        return replace(found, generation=copy.deepcopy(found.generation), fast=copy.copy(found.fast))
 
     def _resolve(self, settings: Settings) -> ResolvedSettings:
         if settings.get("dtype", "") != self.dtype:
@@ -274,7 +277,6 @@ class Translator:
             self._across.check(**wanted_details, streaming=streaming)
         elif note := note_if_language_unset(cfg, self.members[0]):
             notes.append(note)
-        self._check_shared_vocabulary(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
         generator, of_setup = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
@@ -323,17 +325,6 @@ class Translator:
                     "companions are not possible here"
                 )
         return [spec or model for spec, model in zip(specs, self.models, strict=True)]
-
-    def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
-        """Refuse keys that compare source ids with target ids if the two vocabularies differ."""
-        if self.task.source_dictionary == self.task.target_dictionary:
-            return
-        for key in ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
-            if (value := getattr(cfg, key)) != DEFAULTS[key]:
-                raise ConfigError(
-                    f"generation.{key}={value} compares target ids with source ids, and this model has two different "
-                    "vocabularies; remove it"
-                )
 
     def _draft(self, path: str) -> TextModel:
         """Load the draft model, once for each path."""
@@ -409,7 +400,8 @@ class Translator:
 
     def _scoring(self, settings: Mapping[str, Any]) -> TextScoring:
         known = keys_tagged(SCORES_TARGETS)
-        if unused := sorted(key for key in {*settings}.difference(known) if not key.startswith("combination.")):
+        given = {key.removeprefix("generation.") for key in by_whole_key(settings)}
+        if unused := sorted(key for key in given.difference(known) if not key.startswith("combination.")):
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(known)}"
             )
@@ -420,15 +412,18 @@ class Translator:
             )
         resolved = self.resolve(settings)
         cfg, objects = resolved.generation, resolved.objects
-        target = self.task.target_dictionary
-        combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
+        target, tokenizer = self.task.target_dictionary, self.task.target_tokenizer
+        further = {"source_dictionary": self.task.source_dictionary, "device": self.device}
+        resources = Resources.of(cfg, target, tokenizer, **further)
+        combination = combination_from_config(cfg, resources, objects.get("combination"))
         members = members_from_config(self._specified(objects.get("member_sources")), cfg)
         # a scale of the model's settings is for decoding: scores would not be log-probabilities
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
         scorer = apply_keys("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
-        return TextScoring(self.members, cfg, scorer, self.device)
+        of_text = replace(resources, models=self.members, ensemble=resolved.ensemble)
+        return TextScoring(self.members, of_text, scorer)
 
 
 @cache

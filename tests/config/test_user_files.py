@@ -121,6 +121,32 @@ def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path]) 
     assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.pruning": str(COMPONENTS)}
 
 
+def test_a_run_names_the_file_of_a_users_key(tmp_path: Path) -> None:
+    (tmp_path / "a_net.py").write_text(
+        "from dataclasses import dataclass\nfrom seqgen.extend import option, register_options\n"
+        '@register_options("generation")\n@dataclass\nclass OwnOptions:\n'
+        '    own_reward: float = option(0.0, "a reward")\n'
+    )
+    import_user_dir(tmp_path / "a_net.py")
+    files = recorded_files(TrainConfig(), [str(tmp_path)])
+    assert files == {"generation.own_reward": str(tmp_path / "a_net.py")}
+    plain = {"common": {"user_files": files}, "generation": {"own_rewards": 1.0}}
+    with pytest.raises(ConfigError, match=r"unknown key 'generation.own_rewards'"):
+        from_dict(TrainConfig, plain, "config.yaml")
+    another = "from seqgen.config import TrainConfig; from seqgen.config.values import from_dict; "
+    plain["generation"] = {"own_reward": 1.0}
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{another}from_dict(TrainConfig, {plain!r}, 'config.yaml')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    file = tmp_path / "a_net.py"
+    assert (
+        f"config.yaml: the key generation.own_reward was declared in {file} when the run was made; to" in ended.stderr
+    )
+
+
 def test_decoding_imports_what_is_given_and_not_what_is_recorded(trained: tuple[Path, Path]) -> None:
     run, nets = trained
     missing = decode(run)

@@ -22,7 +22,7 @@ from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.building import Resources
 from seqgen.decoding.fairseq_arguments import fairseq_generator
-from seqgen.decoding.options import build_setup, end_tokens_from_config, processors_from_config
+from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.decoding.search.diverse import DiverseBeamSearch
@@ -43,8 +43,7 @@ def encode(text: str) -> list[int]:
 
 
 def processors_of(cfg: GenerationConfig, rules: Rules) -> list[LogitsProcessor]:
-    ends = end_tokens_from_config(cfg, words())
-    return processors_from_config(cfg, rules, Resources(words(), encode, extra_end_tokens=ends[1:]))
+    return processors_from_config(cfg, rules, dataclasses.replace(Resources.of(cfg, words(), None), encode=encode))
 
 
 def context(step: int, seed: int, beam: int) -> StepContext:
@@ -183,9 +182,10 @@ def test_wrong_values_end_in_one_sentence(values: dict[str, Any], message: str) 
 
 
 def test_end_tokens() -> None:
-    assert end_tokens_from_config(GenerationConfig(end_symbols=["k", "</s>", "k"]), words()) == [1, 13]
+    resources = Resources.of(GenerationConfig(end_symbols=["k", "</s>", "k"]), words(), None)
+    assert resources.extra_end_tokens == [13]
     with pytest.raises(ConfigError, match=r"generation.end_symbols: 'zz'"):
-        end_tokens_from_config(GenerationConfig(end_symbols=["zz"]), words())
+        Resources.of(GenerationConfig(end_symbols=["zz"]), words(), None)
 
 
 @pytest.fixture

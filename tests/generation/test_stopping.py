@@ -17,6 +17,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.rules import StoppingRule
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.decoding.building import Resources
 from seqgen.decoding.stopping import StopStrings, TimeLimit, stopping_from_config
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
 from tests.generators import make_generator
@@ -61,7 +62,7 @@ def test_stop_strings_equal_transformers(stops: list[str], pieces: bytes, tmp_pa
     theirs = transformers.generation.StopStringCriteria(
         transformers.T5TokenizerFast(str(tmp_path / "spiece.model"), extra_ids=2), stops
     )
-    (ours,) = stopping_from_config(GenerationConfig(stop_strings=stops), tokenizer.dictionary, tokenizer)
+    (ours,) = stopping_from_config(GenerationConfig(stop_strings=stops), Resources(tokenizer.dictionary), tokenizer)
     size = len(tokenizer.dictionary)
     some = [*range(0, size - 2, size // 14), size - 2, size - 1]
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +132,7 @@ def registered() -> Any:
 def test_rules_from_the_configuration(registered: type) -> None:
     cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0, stopping_rules=["twice"])
     words = dictionary(4)
-    rules = stopping_from_config(cfg, words, WhitespaceTokenizer(words))
+    rules = stopping_from_config(cfg, Resources(words), WhitespaceTokenizer(words))
     assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice"]
     assert rules[0](torch.tensor([[4, 5], [5, 4]]), context()).tolist() == [True, False]
 
@@ -139,11 +140,11 @@ def test_rules_from_the_configuration(registered: type) -> None:
 def test_what_cannot_be_a_rule() -> None:
     words = dictionary(4)
     with pytest.raises(ConfigError, match="there is no stopping rule 'twise'"):
-        stopping_from_config(GenerationConfig(stopping_rules=["twise"]), words)
+        stopping_from_config(GenerationConfig(stopping_rules=["twise"]), Resources(words))
     with pytest.raises(ConfigError, match="an empty text would end every output"):
-        stopping_from_config(GenerationConfig(stop_strings=["a", ""]), words)
+        stopping_from_config(GenerationConfig(stop_strings=["a", ""]), Resources(words))
     with pytest.raises(ConfigError, match="needs the target tokenizer"):
-        stopping_from_config(GenerationConfig(stop_strings=["a"]), words)
+        stopping_from_config(GenerationConfig(stop_strings=["a"]), Resources(words))
 
 
 TABLE = {(): {4: 0.6, 5: 0.4}, (4,): {5: 0.9, EOS: 0.1}, (4, 5): {5: 1.0}, (4, 5, 5): {EOS: 1.0}, (5,): {5: 1.0}}

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -340,6 +340,31 @@ def test_configurations_that_the_caller_changes_are_not_used_again() -> None:
     assert len(found[0].hypotheses) == 3
     with pytest.raises(FrozenInstanceError, match="cannot assign to nbest"):
         translator.prepare().cfg.nbest = 1
+    with pytest.raises(FrozenInstanceError, match="cannot delete nbest"):
+        del translator.prepare().cfg.nbest
+    resolved = translator.resolve({})
+    resolved.generation.suppress.append(wanted[0].split()[0])
+    resolved.fast.use_cache = False
+    assert (translator.settings().suppress, translator.resolve({}).fast.use_cache) == (["w2"], True)
+    assert [one.text for one in translator.translate(TEXTS)] == wanted
+    changed = replace(resolved.generation, nbest=4)
+    with pytest.raises(ConfigError, match="nbest=4"):
+        translator.task.build_generator(translator.models, changed)
+
+
+def test_a_models_setting_of_another_type_is_refused() -> None:
+    one = text_model()
+    translator = ModelInMemory(one.task, one.model, {"max_len": "many"})
+    with pytest.raises(ConfigError, match="max_len='many' should be a whole number"):
+        Translator(translator)
+
+
+def test_scores_take_whole_names_of_keys() -> None:
+    translator = Translator(text_model())
+    given = (["w1 w2"], ["w3"])
+    (wanted,) = translator.score(*given, normalize_scores=False)
+    for keys in ({"generation.normalize_scores": False}, {"components": {}, "normalize_scores": False}):
+        assert next(translator.score(*given, **keys)).score == wanted.score
 
 
 def test_settings_of_a_model_that_change_apply_to_the_next_call() -> None:
