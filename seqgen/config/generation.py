@@ -36,7 +36,8 @@ OPTIONS = (
 )
 """The classes with the keys of the ``generation`` group, in the order of ``--help``: module and name of each.
 
-The modules import ``seqgen.config.options`` only, or its names from ``seqgen.config``, so that a command reads its keys without importing the features.
+The modules import ``seqgen.config.options`` only, or its names from ``seqgen.config``, so that a command reads its
+keys without importing the features.
 """
 
 SWITCHES = (("seqgen.addons.cuda_graphs.options", "CapturedOptions"),)
