@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 DEFAULT_COMBINATION = "probability"
-
 """The combination of the members of an ensemble if none is named."""
 
 Tags: TypeAlias = frozenset[str]
