@@ -174,7 +174,8 @@ class Translator:
             ConfigError: see ``settings``.
         """
         found = self._resolve(self._settings.with_layer(CALL, keys))
-        return replace(found, generation=copy.deepcopy(found.generation), fast=copy.copy(found.fast))
+        own = {"generation": copy.deepcopy(found.generation), "fast": copy.copy(found.fast)}
+        return replace(found, **own, objects={**found.objects})
 
     def _resolve(self, settings: Settings) -> ResolvedSettings:
         if settings.get("dtype", "") != self.dtype:
