@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> list[str]:
                 for rows in options.rows:
                     kernels = [kernel for kernel in every if kernel.suits(rows, 1)]
                     found = seconds_of(kernels, outputs, inputs, DTYPES[name], rows, options.rounds)
-                    product = MatrixProduct(lambda: torch.empty(outputs, inputs, dtype=DTYPES[name]), every)  # noqa: B023
+                    product = MatrixProduct(torch.empty(outputs, inputs, dtype=DTYPES[name]), every)
                     choice = product.choose(rows)
                     times = "  ".join(
                         f"{kernel.name} {seconds * 1e6:.0f}{'*' if kernel is choice else ''}"

@@ -26,6 +26,7 @@ from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import collate
 from seqgen.registry import MODELS
 from seqgen.training.criteria import Criterion, CriterionOut
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.trainer import Trainer
 
 VOCABULARY, ROWS, LENGTH = 32_128, 32, 32
@@ -79,7 +80,7 @@ def seqgen_step(bf16: bool) -> Callable[[], None]:
     cfg = compose(TrainConfig, [*OPTIONS, "optimization.lr=[1e-3]", f"common.bf16={str(bf16).lower()}"])
     task: Any = Steps()
     model = MODELS.of(cfg.model).component.build_model(cfg.model, task)  # type: ignore[attr-defined]
-    trainer, rows = Trainer(cfg, task, model, torch.device("cpu")), batch()
+    trainer, rows = Trainer(cfg, task, model, torch.device("cpu"), ProcessGroup()), batch()
 
     def step() -> None:
         trainer.train_update([rows], 1)

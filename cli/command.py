@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import gc
@@ -49,8 +48,6 @@ INFORMING = ("-h", "--help", "--completion", "--version")
 SWEEP = ("-m", "--multirun")
 """Options that run a command with several configurations."""
 
-_NAME = "_name"  # a component's name among its values, see ``seqgen.config.values.to_dict``
-
 
 def run(
     schema: type[C],
@@ -85,14 +82,13 @@ def run(
     }
     line = CommandLine([a for a in typed if a.partition(".")[0] not in prefixes], words)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
-    log_progress()
+    logger = logging.getLogger("seqgen")  # its messages are not shown if seqgen is used from Python
+    logger.handlers, logger.propagate = [_ProgressHandler()], False
+    logger.setLevel(logging.INFO)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the names of files need not be UTF-8
     with _reported_errors(program):
         line.check(schema, SWEEP if sweep else ())
-        if "--version" in line.flags:
-            print(f"{program} {__version__}")
-            sys.exit(0)
         read = with_config_files(schema, line.pairs)
         import_plugins(line.pairs)
         read.check_trusted(schema)
@@ -101,17 +97,14 @@ def run(
             sys.exit(0)
         for message in [*repeated(line.pairs), *read.messages]:
             log(message)
-        read = dataclasses.replace(
-            read, overrides=complete(read.overrides), typed=[program, *line.typed], prefixed=prefixed
-        )
+        read.overrides, read.typed, read.prefixed = complete(read.overrides), [program, *line.typed], prefixed
         if sweep and {*SWEEP} & {*line.flags}:
             work_now = functools.partial(sweep, read)
         else:
             try:
-                config, given = compose_given(schema, read.overrides)
+                config, read.given = compose_given(schema, read.overrides)
             except ConfigError as error:
-                raise ConfigError(f"{error}{read.origin(str(error))}") from None
-            read = dataclasses.replace(read, given=given)
+                raise ConfigError(f"{error}{read.source_location(str(error))}") from None
             work_now = functools.partial(work, config, *([read] if pass_arguments else []))
         if signal.getsignal(signal.SIGINT) is end_now:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, something may have to be saved
@@ -188,21 +181,20 @@ class CommandLine:
                 f"the argument {wrong} is not UTF-8, which the libraries for weights need; rename the file"
             )
         unknown = [flag for flag in self.flags if flag.partition("=")[0] not in (*INFORMING, *options)]
-        if unknown and "--version" not in self.flags:
+        if unknown:
             from seqgen.cli.help import unknown_option  # only for this message
 
             raise ConfigError(unknown_option(schema, self.typed, unknown[0]))
 
-    def topics(self) -> list[str]:
-        """The topics of a question: the words, and the keys of those ``key=value`` that come after the option."""
-        after = self.typed[self.typed.index(self.flags[0]) + 1 :]
-        keys = [text.partition("=")[0] for text in after if text in self.pairs]
-        return [*self.words, *(key for key in keys if key not in (CONFIG_KEY, "common.user_dir"))]
-
 
 def _information(schema: type, program: str, description: str, line: CommandLine) -> str:
-    """The text that ``--help``, ``--help TOPIC`` or ``--completion SHELL`` prints."""
-    words = line.topics()
+    """The text that ``--help``, ``--help TOPIC``, ``--completion SHELL`` or ``--version`` prints."""
+    if "--version" in line.flags:
+        return f"{program} {__version__}"
+    # the topics of a question: the words, and the keys of those ``key=value`` that come after the option
+    after = [text for text in line.typed[line.typed.index(line.flags[0]) + 1 :] if text in line.pairs]
+    keys = [text.partition("=")[0] for text in after]
+    words = [*line.words, *(key for key in keys if key not in (CONFIG_KEY, "common.user_dir"))]
     if "--completion" in line.flags:
         from seqgen.cli.completion import completion_script  # not for every start of a command
 
@@ -216,7 +208,7 @@ def _information(schema: type, program: str, description: str, line: CommandLine
     return help_text(schema, program, description)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arguments:
     """The arguments of a command, with those that come from files.
 
@@ -236,7 +228,7 @@ class Arguments:
     prefixed: dict[str, list[str]] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
 
-    def origin(self, message: str) -> str:
+    def source_location(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""
         found = [file for key, file in self.files.items() if repr(key) in message or f"{key}=" in message]
         return f"; the key is in {CONFIG_KEY}={found[0]}" if found else ""
@@ -286,7 +278,7 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
         return Arguments(rest)
     given = dict(split_argument(override) for override in rest)
     found: dict[str, str] = {}
-    origins: dict[str, str] = {}
+    files_of_keys: dict[str, str] = {}
     messages = []
     for file in files:
         content = _read(Path(file))
@@ -301,7 +293,9 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
                 raise ConfigError(f"{CONFIG_KEY}={file}: this is a record of a decode, which is for seqgen-generate")
             messages += [f"{CONFIG_KEY}={file}: {change}" for change in changes(content)]
             content = keys
-        is_run = all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
+        is_run = all(
+            isinstance(content.get(group), Mapping) and "_name" in content[group] for group in ("task", "model")
+        )
         if is_run and schema is not TrainConfig:
             raise ConfigError(
                 f"{CONFIG_KEY}={file}: this is the configuration of a training run, which is for seqgen-train; "
@@ -322,8 +316,8 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
             raise ConfigError(f"{CONFIG_KEY}={file}: {wrong!r} is not a key")
         used = {key: value for key, value in pairs.items() if key not in given}
         found |= used
-        origins |= dict.fromkeys(used, file)
-    return Arguments([*(f"{key}={value}" for key, value in found.items()), *rest], messages, origins)
+        files_of_keys |= dict.fromkeys(used, file)
+    return Arguments([*(f"{key}={value}" for key, value in found.items()), *rest], messages, files_of_keys)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -349,9 +343,9 @@ def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterat
         if key == "generation.components" and isinstance(value, Mapping):
             yield from ((component_key, value_text(item)) for component_key, item in value.items())
         elif isinstance(value, Mapping):
-            if is_group(schema, key) and _NAME in value:
-                yield key, str(value[_NAME])
-            yield from _pairs(schema, {inner: item for inner, item in value.items() if inner != _NAME}, f"{key}.")
+            if is_group(schema, key) and "_name" in value:  # see ``seqgen.config.values.to_dict``
+                yield key, str(value["_name"])
+            yield from _pairs(schema, {inner: item for inner, item in value.items() if inner != "_name"}, f"{key}.")
         else:
             yield key, value_text(value)
 
@@ -402,15 +396,6 @@ class _ProgressHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message on standard error."""
         log(record.getMessage())
-
-
-def log_progress() -> None:
-    """Print the progress messages of seqgen's packages, which are not shown if seqgen is used from Python."""
-    logger = logging.getLogger("seqgen")
-    if not any(isinstance(handler, _ProgressHandler) for handler in logger.handlers):
-        logger.addHandler(_ProgressHandler())
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
 
 
 def log(message: str) -> None:

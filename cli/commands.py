@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any
-
-from seqgen.registry import import_declared
 
 COMMANDS = {
     "seqgen-train": "trains or fine-tunes a model, and resumes training",
@@ -16,32 +13,13 @@ COMMANDS = {
     "seqgen-tune": "finds weights and settings of decoding on a validation text",
     "seqgen-calibrate": "fits the probability that an output is good enough",
     "seqgen-check": "tests your own components and models",
-    "seqgen-diff": "finds what differs between two runs or two decodes",
+    "seqgen-diff": "finds what differs between two decodes",
     "seqgen-show": "shows runs as a table, a trace of a search as a page",
 }
 """What each command is for, by its name."""
 
 OF_ADDONS = {"calibrate": "confidence", "check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
 """The add-on that a command belongs to, by the name of the command without ``seqgen-``."""
-
-
-TOOLS = {
-    "a job (engine=ray, job.*)": "seqgen.addons.jobs.command",
-    "a trace": "seqgen.addons.traces.writer",
-    "the comparison of several systems": "seqgen.addons.compare.comparison",
-    "the page of a trace": "seqgen.addons.traces.page",
-    "the table of runs": "seqgen.addons.compare.runs",
-}
-"""Modules of add-ons that a command uses, by what they make."""
-
-
-def import_tool(name: str) -> Any:
-    """A module of ``TOOLS``.
-
-    Raises:
-        MissingAddonError: it belongs to an add-on that is not installed.
-    """
-    return import_declared(TOOLS[name], name)
 
 
 def installed() -> dict[str, str]:

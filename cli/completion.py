@@ -11,9 +11,9 @@ import shlex
 from importlib import resources
 from string import Template
 
-from seqgen.cli.commands import import_tool
 from seqgen.cli.keys import CONFIG_KEY, choosers, every_key, is_switch
 from seqgen.core.errors import ConfigError
+from seqgen.registry import import_declared
 
 RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")
 """Keys whose values are completed as run folders first."""
@@ -44,10 +44,9 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     from seqgen.metrics import CORPUS_METRICS
 
     every, keys = choosers(schema), {key.name: key for key in every_key(schema)}
-    suggested = {"metrics": list(CORPUS_METRICS)}  # these keys have other values, too
-    if "sort" in keys:
-        suggested["sort"] = import_tool("the table of runs").sort_names()
-    values = {name: found for name, found in suggested.items() if name in keys}
+    values = {"metrics": list(CORPUS_METRICS)} if "metrics" in keys else {}  # the key has other values, too
+    if "sort" in keys:  # likewise
+        values["sort"] = import_declared("seqgen.addons.compare.runs", "the table of runs").sort_names()
     for name, key in keys.items():
         choices = key.field.metadata.get("choices")
         if choices or is_switch(key.annotation):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,9 +35,8 @@ or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5 or
 transformer. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
 files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the
 outputs that generation.allowed_outputs allows, encoded for a model, as a file that decoding maps into memory. average:
-the mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
-which may be runs of one architecture; it is written to checkpoints/average in the run folder (the first one, if there
-are several), or with output=NEW as a run of its own."""
+the mean of the weights of checkpoints, as a run: of the newest five of a run with path=RUN last=5, or of those of
+path=[A,B,...], which may be runs of one architecture."""
 
 
 @dataclass
@@ -56,13 +54,9 @@ class ConvertConfig:
         [],
         "what to convert: a run, a fairseq model.pt, a Marian folder, a Hugging Face folder or "
         "hf:ORGANIZATION/NAME[@REVISION]; with format=average also several runs or checkpoints, as [A,B]",
-        role="output_path",
+        role="input_path",
     )
-    output: str = option(
-        "",
-        "folder to write, which must not exist yet; empty to write an average into the first run",
-        role="output_path",
-    )
+    output: str = option("", "folder to write, which must not exist yet", role="output_path")
     format: str = option("run", "what is written", choices=MODEL_FORMATS)
     input: str = option(
         "", "with format=trie: the allowed outputs, in a form of generation.allowed_outputs", role="input_path"
@@ -71,7 +65,6 @@ class ConvertConfig:
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
     opset: int = option(20, "with format=export: version of ONNX's operator set", minimum=18, maximum=23)
     last: int = option(0, "with format=average: number of newest checkpoints of the run to average", minimum=0)
-    name: str = option("average", "with format=average: name of the checkpoint in the first run", role="output_path")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
 
@@ -92,9 +85,13 @@ def convert(cfg: ConvertConfig) -> None:
         CheckpointError: a checkpoint cannot be read or converted.
     """
     _check_keys(cfg)
+    folder = Path(cfg.output)
     if cfg.format == "average":
-        return _write_average(cfg)
-    (name,), folder = cfg.path, Path(cfg.output)
+        checkpoints = average_runs(cfg.path, cfg.last, folder, log)
+        names = [str(path) if len(cfg.path) > 1 else path.name for path in checkpoints]
+        print(f"{folder}: the average of {', '.join(names)}")
+        return
+    (name,) = cfg.path
     path, to_run = local_path(name), cfg.format == "run"
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         resolve(path)  # raises if it is no run either
@@ -111,7 +108,11 @@ def convert(cfg: ConvertConfig) -> None:
         config = run_config(loaded, cfg)
         write_run(loaded, config, folder)
     else:
-        write_huggingface(loaded, folder)
+        from seqgen.models.huggingface.checkpoint import save_pretrained
+
+        wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
+        for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):
+            log(f"{folder}: {note}")
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {name}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
@@ -132,46 +133,26 @@ def _check_keys(cfg: ConvertConfig) -> None:
     for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*used}):
         owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
         raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or set {owners}")
-    if cfg.format in WRITERS:
-        writer_of(cfg.format).check(cfg)
-    if cfg.format != "average":
-        if len(cfg.path) > 1:
-            raise ConfigError(
-                f"path names {len(cfg.path)} models, and only format=average takes several; give one, such as "
-                f"path={cfg.path[0]}"
-            )
-        if not cfg.output:
-            raise ConfigError(f"output is missing: set output=FOLDER, the {cfg.format} folder to write")
-    if cfg.output and Path(cfg.output).exists():
-        raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
-    if cfg.format in ("huggingface", *WRITERS):
-        check_output("output", cfg.output, cfg.input)
-
-
-def _write_average(cfg: ConvertConfig) -> None:
-    """Write the average of checkpoints.
-
-    Raises:
-        UserError: a key cannot be used, or see ``average_runs``.
-    """
-    if not re.fullmatch(r"[^./\\][^/\\]*", cfg.name) or re.fullmatch(r"last|best|(epoch|update)_\d+", cfg.name):
-        raise ConfigError(
-            f"name={cfg.name!r} cannot be the name of an average; choose a name that has no slash, does not begin "
-            "with a dot, and is not last, best, epoch_N or update_N"
-        )
-    if remote := next((path for path in cfg.path if path.startswith(PREFIX)), ""):
+    if cfg.format == "average" and (remote := next((path for path in cfg.path if path.startswith(PREFIX)), "")):
         raise ConfigError(
             f"path={remote} is a model on the Hugging Face Hub, and only checkpoints of runs are averaged; make it a "
             f"run with seqgen-convert path={remote} output=RUN"
         )
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} needs one run folder, but path names {len(cfg.path)}")
-    if cfg.output and cfg.name != ConvertConfig.name:
-        raise ConfigError(f"name={cfg.name} has no effect with output={cfg.output}; remove one of the two keys")
-    new_run = Path(cfg.output) if cfg.output else None
-    written, checkpoints = average_runs(cfg.path, cfg.last, cfg.name, new_run, log)
-    names = [str(path) if len(cfg.path) > 1 else path.name for path in checkpoints]
-    print(f"{written}: the average of {', '.join(names)}")
+    if cfg.format in WRITERS:
+        writer_of(cfg.format).check(cfg)
+    if len(cfg.path) > 1 and cfg.format != "average":
+        raise ConfigError(
+            f"path names {len(cfg.path)} models, and only format=average takes several; give one, such as "
+            f"path={cfg.path[0]}"
+        )
+    if not cfg.output:
+        raise ConfigError(f"output is missing: set output=FOLDER, the {cfg.format} folder to write")
+    if Path(cfg.output).exists():
+        raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
+    if cfg.format in ("huggingface", *WRITERS):
+        check_output("output", cfg.output, cfg.input)
 
 
 def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
@@ -219,23 +200,6 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
         write_config(temporary, config)
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
         write_run_checksums(temporary, config, loaded.task)
-
-
-def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
-    """Write a model as a Hugging Face folder, atomically.
-
-    Args:
-        loaded: the model and its task.
-        folder: the folder, which must not exist yet.
-
-    Raises:
-        UserError: the model cannot be converted, or the folder cannot be written.
-    """
-    from seqgen.models.huggingface.checkpoint import save_pretrained
-
-    wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
-    for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):
-        log(f"{folder}: {note}")
 
 
 def _text_arguments(task: Any, folder: Path) -> list[str]:

@@ -8,23 +8,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
+from seqgen.cli import line_decoding
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.commands import import_tool
-from seqgen.cli.line_decoding import (
-    check_outputs,
-    check_plain_text,
-    complete,
-    decoding_files,
-    make_text_cleaner,
-    part_of,
-    prepare_decoding,
-)
 from seqgen.cli.output import check_output, format_scores, open_output
 from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
@@ -32,6 +23,7 @@ from seqgen.config.values import changed, split_argument
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.metrics import text_scores
+from seqgen.registry import import_declared
 from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
@@ -49,35 +41,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
-        overrides = arguments.overrides
-        if is_job(cfg, overrides):
-            jobs = import_tool("a job (engine=ray, job.*)")
-            return int(jobs.run_job(cfg, arguments.given, overrides))
-        generate(cfg, arguments.given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
+        keys = [split_argument(override)[0] for override in arguments.overrides]
+        if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
+            raise ConfigError(
+                f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or set engine=ray"
+            )
+        if cfg.engine == "ray" or any(key.startswith("job.") for key in keys):
+            jobs = import_declared("seqgen.addons.jobs.command", "a job (engine=ray, job.*)")
+            return int(jobs.run_job(cfg, arguments.given, arguments.overrides))
+        generate(cfg, arguments)
         return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
-    """True if the user asks for a job: by a key that only a job has, or by another engine.
-
-    Raises:
-        ConfigError: a key of Ray is given without ``engine=ray``.
-    """
-    keys = [split_argument(override)[0] for override in overrides]
-    if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
-        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or set engine=ray")
-    return cfg.engine == "ray" or any(key.startswith("job.") for key in keys)
-
-
-def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | None = None) -> None:
+def generate(cfg: GenerateConfig, arguments: Arguments) -> None:
     """Decode the input, write the output, and print scores and speed.
 
     Args:
         cfg: the whole configuration.
-        given: the settings that the user gave, by whole key; the others are those of the models.
-        record: what writes the record of the decode; ``None`` for no record.
+        arguments: the settings that the user gave; the others are those of the models.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
@@ -88,23 +71,24 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     if typed is not None:
         log(f"loading {', '.join(cfg.path)} ...")
     streamer = TextStreamer() if cfg.stream else None
-    loaded, decoding = prepare_decoding(cfg, given, set_up_device(cfg.common), log, streamer)
-    if record is not None:
-        record.models(loaded)
+    device = set_up_device(cfg.common)
+    loaded, decoding = line_decoding.prepare_decoding(cfg, arguments.given, device, log, streamer)
+    record = Record(cfg.record, arguments.typed, arguments.overrides, loaded) if cfg.record else None
     task, noted = decoding.task, len(decoding.notes)
-    lines, prefixes = input_lines(cfg, task, typed), prefix_lines(cfg)
+    lines = input_lines(cfg, task, typed)
+    prefixes = read_lines(Path(cfg.prefix)) if cfg.prefix else None
     if not cfg.input and references is None:
         references = split_references(cfg, task)
         total = None if references is None else len(references)
     if typed is not None:
         log("ready; type a line and press Enter, or Ctrl-D to end")
-    clean = make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    clean = line_decoding.make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
     outputs = _Outputs(typed)
     start = time.perf_counter()
     trace = tracing(cfg, decoding, references)
     with (
         open_output(cfg.output) as file,
-        trace,
+        trace or nullcontext(),
         memory_errors(
             lambda: (
                 f"after {len(outputs.hypotheses)} lines, whose outputs were written; choose a smaller "
@@ -115,13 +99,16 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
         line_progress(cfg, total) as on_line,
     ):
         if record is not None:
-            file, lines = record.output(file), record.lines(lines)
+            lines = record.lines(lines)
+        if trace is not None:
+            lines = trace.lines(lines)
         if streamer is not None:
-            streamer.file = file
+            streamer.file = cast(IO[str], file)  # it has the methods that are used
         write = FORMATS[cfg.format](decoding, references)
-        for translation in decoding.translate(trace.lines(lines), prefixes, _buffer_size(cfg), on_line=on_line):
-            translation = complete(translation, cfg, clean)
-            trace.add(translation)
+        for translation in decoding.translate(lines, prefixes, _buffer_size(cfg), on_line=on_line):
+            translation = line_decoding.complete(translation, cfg, clean)
+            if trace is not None:
+                trace.add(translation)
             outputs.add(translation)
             outputs.counts.update(decoding.stages.counts(translation))
             if streamer is None:
@@ -129,10 +116,10 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
             if _buffer_size(cfg) == 1:
                 file.flush()
     seconds = time.perf_counter() - start - (typed.waited if typed is not None else 0.0)
-    for note in [*trace.notes, *decoding.notes[noted:]]:
+    for note in [*(trace.notes if trace is not None else ()), *decoding.notes[noted:]]:
         log(note)
     if record is not None:
-        record.write(decoding)
+        record.write(decoding, file.written)
     _report(cfg, outputs, references, seconds)
     if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
@@ -183,14 +170,19 @@ def _check_keys(cfg: GenerateConfig) -> None:
     Raises:
         ConfigError: a key cannot be used.
     """
-    check_outputs(cfg)
+    line_decoding.check_outputs(cfg)
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
         raise ConfigError("remove_bpe and detokenize need whole outputs, which stream=true does not have; remove one")
-    files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
+    files = (cfg.input, cfg.reference, cfg.prefix, *line_decoding.decoding_files(cfg))
     check_output("output", cfg.output, *files, in_place=True)
-    check_trace(cfg, *files)
+    if not cfg.trace and (unused := changed(cfg.trace_options)):
+        raise ConfigError(f"trace_options.{unused[0]} has no effect without trace=FILE; set both, or remove the key")
+    if cfg.trace:
+        if not cfg.trace.endswith(SUFFIXES):
+            raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
+        check_output("trace", cfg.trace, *files, other_outputs=[cfg.output], in_place=True)
     if cfg.record == "-":
         raise ConfigError("record=- is not possible, because outputs are written there; set record=FILE.json")
     if cfg.record:
@@ -205,7 +197,7 @@ def input_lines(cfg: Any, task: Task, typed: TypedLines | None = None) -> Iterat
         task: the task of the first model.
         typed: the lines of standard input if a user types them; ``None`` if not.
     """
-    task = part_of(cfg.dataset, task)
+    task = line_decoding.part_of(cfg.dataset, task)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
     lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
@@ -226,7 +218,7 @@ def check_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     Raises:
         DataError: a file cannot be read, or the numbers of lines differ.
     """
-    check_plain_text(input=[cfg.input], reference=[cfg.reference], prefix=[cfg.prefix])
+    line_decoding.check_plain_text(input=[cfg.input], reference=[cfg.reference], prefix=[cfg.prefix])
     references = list(read_lines(Path(cfg.reference), pipes=True)) if cfg.reference else None
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):  # a pipe can be read only once
         return references, None if references is None else len(references)
@@ -244,14 +236,9 @@ def check_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     return references, count
 
 
-def prefix_lines(cfg: Any) -> Iterator[str] | None:
-    """The forced beginnings of the outputs; ``None`` if there are none."""
-    return read_lines(Path(cfg.prefix)) if cfg.prefix else None
-
-
 def split_references(cfg: Any, task: Task) -> list[str] | None:
     """The reference outputs of the split ``dataset.gen_subset`` of the models' task; ``None`` if it has none."""
-    lines = part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
+    lines = line_decoding.part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
     return None if lines is None else list(lines)
 
 
@@ -302,7 +289,7 @@ def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
 
     Returns:
         One line for each of the first different notes, and one that counts the others. Control characters are escaped,
-        so that they have no effect on a terminal.
+        also line breaks.
     """
     found: dict[str, tuple[list[int], dict[str, None]]] = {}
     for line, note in notes:
@@ -310,25 +297,16 @@ def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
         lines, unknown = found.setdefault(kind, ([], {}))
         lines.append(line)
         unknown |= dict.fromkeys(note[len(kind) :].split())
-    texts = {kind: kind + " ".join(unknown)[:MOST_UNKNOWN] for kind, (_, unknown) in found.items()}
-    shown = [f"{_numbers(lines)}: {_printable(texts[kind])}" for kind, (lines, _) in found.items()]
+    shown = []
+    for kind, (lines, unknown) in found.items():
+        numbers = ", ".join(map(str, lines[:MOST_NUMBERS]))
+        others = f" and {len(lines) - MOST_NUMBERS} others" if len(lines) > MOST_NUMBERS else ""
+        text = kind + " ".join(unknown)[:MOST_UNKNOWN]
+        escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        shown.append(f"line{'s' * (len(lines) > 1)} {numbers}{others}: {escaped}")
     left = len(shown) - MOST_NOTES
     more = [f"... and {left} further notes; format=json writes all of them"] if left > 0 else []
     return [*shown[:MOST_NOTES], *more]
-
-
-def _numbers(lines: list[int]) -> str:
-    named = ", ".join(map(str, lines[:MOST_NUMBERS]))
-    if len(lines) == 1:
-        return f"line {named}"
-    return f"lines {named}" + (f" and {len(lines) - MOST_NUMBERS} others" if len(lines) > MOST_NUMBERS else "")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-PROMPT = "> "
 
 
 class TypedLines:
@@ -347,7 +325,7 @@ class TypedLines:
 
     def readline(self, limit: int) -> bytes:
         """Prompt for a line and return its first ``limit`` bytes; empty at the end of the input."""
-        print(PROMPT, end="", file=sys.stderr, flush=True)
+        print("> ", end="", file=sys.stderr, flush=True)
         start = time.perf_counter()
         line = self.file.readline(limit)
         self.waited += time.perf_counter() - start
@@ -379,45 +357,17 @@ def line_progress(cfg: GenerateConfig, total: int | None) -> Iterator[Callable[[
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
-class NoTrace(nullcontext[None]):
-    """Stands for a trace that is not written."""
-
-    notes: Sequence[str] = ()
-
-    def lines(self, lines: Iterable[str]) -> Iterable[str]:
-        """The lines, unchanged."""
-        return lines
-
-    def add(self, translation: Translation) -> None:
-        """Do nothing."""
-
-
-def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
-    """Check before the models are loaded that the trace can be written.
-
-    Raises:
-        ConfigError: it cannot, or an option has no effect.
-    """
-    if not cfg.trace:
-        for key in changed(cfg.trace_options):
-            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; set both, or remove the key")
-        return
-    if not cfg.trace.endswith(SUFFIXES):
-        raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
-    check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output], in_place=True)
-
-
 def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> Any:
-    """The writer of the trace that the user asks for, or ``NoTrace``.
+    """The writer of the trace that the user asks for, or ``None``.
 
     Raises:
         ConfigError: the strategy cannot be traced, or an option has no effect.
     """
     if not cfg.trace:
-        return NoTrace()
+        return None
     if cfg.trace_options.reference_scores and references is None:
         raise ConfigError("trace_options.reference_scores has no effect without references; set reference=FILE")
-    writer = import_tool("a trace").TraceWriter
+    writer = import_declared("seqgen.addons.traces.writer", "a trace").TraceWriter
     return writer(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
 
 

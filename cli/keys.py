@@ -78,14 +78,11 @@ class Chooser:
         """The names of the components and of their presets."""
         return sorted(name for entry in self.entries() for name in (entry.name, *entry.presets))
 
-    def prefix(self, name: str) -> str:
-        """The beginning of the keys of a component."""
-        return f"{self.group}." if self.group in (*GROUPS, *SINGLE_COMPONENTS) else f"{self.group}.{name}."
-
     def keys_of(self, name: str) -> list[Key]:
         """The keys of a component, with the values of a preset if ``name`` is one."""
         config, owner = self.registry.config(name), self.registry.entry(name).name
-        return list(_keys(config, self.prefix(owner), (owner,)))
+        prefix = f"{self.group}." if self.group in (*GROUPS, *SINGLE_COMPONENTS) else f"{self.group}.{owner}."
+        return list(_keys(config, prefix, (owner,)))
 
     def component_keys(self) -> list[Key]:
         """The keys of all components; components with the same key, default and help share one."""
@@ -105,12 +102,13 @@ def choosers(schema: type) -> list[Chooser]:
         schema: the root dataclass of its configuration.
     """
     defaults = chosen_components(schema, [])
-    names = [field.name for field in dataclasses.fields(schema) if is_group(schema, field.name)]
-    return [Chooser(name, name, GROUPS[name], defaults.get(name, "")) for name in names] + decoding_choosers(schema)
+    names = [field.name for field in dataclasses.fields(schema)]
+    found = [Chooser(name, name, GROUPS[name], defaults.get(name, "")) for name in names if is_group(schema, name)]
+    return found + decoding_choosers(schema)
 
 
 def decoding_choosers(schema: type) -> list[Chooser]:
-    """The keys of a command that choose decoding components; a command without such keys may check some of them.
+    """The keys of a command that choose decoding components.
 
     Args:
         schema: the root dataclass of its configuration.
@@ -118,8 +116,8 @@ def decoding_choosers(schema: type) -> list[Chooser]:
     if groups := component_groups(schema):
         chosen = [(group, *DECODING_COMPONENTS[group]) for group in groups]
         return [Chooser(f"generation.{key}", group, registry) for group, registry, key in chosen]
-    fields = {field.name for field in dataclasses.fields(schema)}
-    return [Chooser(group, group, registry) for group, (registry, _) in DECODING_COMPONENTS.items() if group in fields]
+    names = {field.name for field in dataclasses.fields(schema)}  # the command does not decode, but checks components
+    return [Chooser(group, group, registry) for group, (registry, _) in DECODING_COMPONENTS.items() if group in names]
 
 
 def keys_of(schema: type) -> list[Key]:

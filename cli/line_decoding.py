@@ -22,11 +22,11 @@ from seqgen.config.options import FILES
 from seqgen.config.settings import USER, Layer, Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
-from seqgen.data.table import is_table
+from seqgen.data.records import is_table
 from seqgen.data.tokenizers.base import SPACE
 from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 from seqgen.task import Task
-from seqgen.text.line_stages import check_stages
+from seqgen.text.line_stages import stages_of
 from seqgen.text.output_formats import BUILT_IN, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
@@ -72,7 +72,8 @@ def check_outputs(cfg: GenerateConfig) -> None:
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
-    check_stages(cfg)
+    for stage in stages_of(cfg.generation).values():
+        stage.check(cfg)
 
 
 def check_plain_text(**files: Sequence[str]) -> None:

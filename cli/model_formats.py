@@ -16,7 +16,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "huggingface": ("reading",),
     "export": ("opset", "reading"),
     "ctranslate2": ("reading",),
-    "average": ("last", "name"),
+    "average": ("last",),
     "trie": ("input", "reading"),
 }
 """By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``;

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from seqgen.core.errors import ConfigError
 from seqgen.data.text import is_pipe
@@ -72,6 +73,26 @@ def format_scores(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) ->
     return lines
 
 
+class HashedText:
+    """A text that is hashed piece by piece.
+
+    Attributes:
+        lines: number of its lines.
+    """
+
+    def __init__(self) -> None:
+        self._hash, self.lines = hashlib.sha256(), 0
+
+    def add(self, text: str) -> None:
+        """Add the next piece."""
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
+        self.lines += text.count("\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The number of lines and the hash, as a record has them."""
+        return {"lines": self.lines, "sha256": self._hash.hexdigest()}
+
+
 class Output:
     """A file to write text, or standard output, which is opened at the first write: until then an older file stays.
 
@@ -79,10 +100,14 @@ class Output:
 
     Args:
         path: the file, see ``check_output``; ``-`` for standard output.
+
+    Attributes:
+        written: what was written.
     """
 
     def __init__(self, path: str):
         self.path, self.name = path, "standard output" if path == "-" else path
+        self.written = HashedText()
         self.file: IO[str] | None = None
 
     def write(self, text: str) -> int:
@@ -94,6 +119,7 @@ class Output:
                 self.file = open(  # noqa: SIM115
                     place, "w", encoding="utf-8", errors=errors, newline="\n", closefd=self.path != "-"
                 )
+            self.written.add(text)
             return self.file.write(text)
 
     def flush(self) -> None:
@@ -110,7 +136,7 @@ class Output:
 
 
 @contextmanager
-def open_output(path: str) -> Iterator[IO[str]]:
+def open_output(path: str) -> Iterator[Output]:
     """Open a file for outputs; see ``Output``. Without an error it exists at the end, also if nothing was written.
 
     Args:
@@ -123,7 +149,7 @@ def open_output(path: str) -> Iterator[IO[str]]:
         UserError: it cannot be written.
     """
     with closing(Output(path)) as file:
-        yield cast(IO[str], file)  # it has the methods that are used
+        yield file
         file.write("")
 
 

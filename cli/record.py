@@ -16,14 +16,13 @@ Models and other files are hashed as bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -34,6 +33,7 @@ from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import CONFIG_FILE, run_folder, tokenizer_digests
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import keys_of
+from seqgen.cli.output import HashedText
 from seqgen.cli.provenance import versions
 from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, text_values, to_dict
@@ -60,17 +60,13 @@ def model_digests(checkpoint: Path) -> dict[Path, str]:
     if (folder := run_folder(checkpoint)) is not None:
         found |= {folder / name: value for name, value in tokenizer_digests(folder).items()}
         found[folder / CONFIG_FILE] = digest(folder / CONFIG_FILE)
-    for file in _beside(checkpoint):
+    files = sorted(checkpoint.iterdir() if checkpoint.is_dir() else checkpoint.parent.iterdir())
+    if not checkpoint.is_dir():  # with the dictionaries and tokenizers in its folder
+        files = [checkpoint, *(file for file in files if file.suffix in (".txt", ".model", ".json"))]
+    for file in files:
         if file.is_file() and not file.name.startswith(("training_state", ".")):
             found[file] = digest(file)
     return found
-
-
-def _beside(checkpoint: Path) -> list[Path]:
-    """The files of a checkpoint; of one file also the dictionaries and tokenizers in its folder."""
-    if checkpoint.is_dir():
-        return sorted(checkpoint.iterdir())
-    return [checkpoint, *(p for p in sorted(checkpoint.parent.iterdir()) if p.suffix in (".txt", ".model", ".json"))]
 
 
 def named_files(keys: Mapping[str, str]) -> list[str]:
@@ -124,26 +120,6 @@ OUTPUTS = ("output", "record", "trace", "trace_options")
 """Keys and groups that are not recorded, so that repeating a decode does not overwrite its output."""
 
 
-class _Hashed:
-    """Text that is hashed line by line, while it is written to a file if there is one."""
-
-    def __init__(self) -> None:
-        self.hash, self.lines = hashlib.sha256(), 0
-        self.file: IO[str] | None = None
-
-    def write(self, text: str) -> int:
-        self.hash.update(text.encode("utf-8", "surrogatepass"))
-        self.lines += text.count("\n")
-        return len(text) if self.file is None else self.file.write(text)
-
-    def flush(self) -> None:
-        if self.file is not None:
-            self.file.flush()
-
-    def summary(self) -> dict[str, Any]:
-        return {"lines": self.lines, "sha256": self.hash.hexdigest()}
-
-
 class Record:
     """Collects and writes the record of a decode.
 
@@ -151,39 +127,32 @@ class Record:
         path: the record's file.
         argv: the program and its arguments, as typed.
         overrides: all ``key=value`` arguments, with those of configuration files.
+        loaded: the models, whose files are hashed now, and those that keys name.
     """
 
-    def __init__(self, path: str, argv: Sequence[str], overrides: Sequence[str]):
+    def __init__(self, path: str, argv: Sequence[str], overrides: Sequence[str], loaded: Sequence[LoadedModel]):
         self._path, self._argv = path, list(argv)
         pairs = map(split_argument, overrides)
         self._keys = {key: value for key, value in pairs if key.partition(".")[0] not in OUTPUTS}
         self._files: dict[str, str] = {}
-        self._device = ""
-        self._input, self._output = _Hashed(), _Hashed()
-
-    def models(self, loaded: Sequence[LoadedModel]) -> None:
-        """Record the files of the models, and the files that keys name."""
         for item in loaded:
             self._files |= {str(file): value for file, value in model_digests(item.checkpoint).items()}
-            self._device = str(next(item.model.parameters()).device)
         self._files |= file_digests({*named_files(self._keys)} - {*self._files})
+        self._device = str(next(loaded[-1].model.parameters()).device)
+        self._input = HashedText()
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines, which are hashed while they are read."""
         for line in lines:
-            self._input.write(line + "\n")
+            self._input.add(line + "\n")
             yield line
 
-    def output(self, file: IO[str]) -> IO[str]:
-        """The output file, which is hashed while it is written."""
-        self._output.file = file
-        return self._output  # type: ignore[return-value]  # has the methods that are used
-
-    def write(self, decoding: TextDecoding) -> None:
+    def write(self, decoding: TextDecoding, output: HashedText) -> None:
         """Write the record.
 
         Args:
             decoding: what decoded.
+            output: what was written.
 
         Raises:
             UserError: the file cannot be written.
@@ -199,11 +168,10 @@ class Record:
             "device": self._device,
             "threads": torch.get_num_threads(),
             "files": self._files,
-            "input": self._input.summary(),
-            "output": self._output.summary(),
+            "input": self._input.as_dict(),
+            "output": output.as_dict(),
         }
-        content = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-        write_atomically(Path(self._path), content)
+        write_atomically(Path(self._path), json.dumps(record, ensure_ascii=False, indent=1) + "\n")
         typed = [f"config={self._path}", "output=FILE"]
         if code := self._keys.get("common.user_dir"):  # which is not taken from a file
             typed.append(f"common.user_dir={code}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.cli.command import set_up_device
-from seqgen.cli.generate import check_input, input_lines, prefix_lines, split_references
+from seqgen.cli.generate import check_input, input_lines, split_references
 from seqgen.cli.line_decoding import check_path_and_split, load_with_notes, settings_of_part
 from seqgen.cli.output import check_output
 from seqgen.config import (
@@ -24,6 +25,7 @@ from seqgen.config import (
 )
 from seqgen.config.settings import USER, Layer, Settings
 from seqgen.core.errors import ConfigError, DataError
+from seqgen.data.text import read_lines
 from seqgen.metrics import METRICS
 from seqgen.text.translator import Translator
 
@@ -110,6 +112,5 @@ def read_referenced_text(cfg: ReferencedTextConfig) -> ReferencedText:
         count = "no" if references is None else len(references)
         named = cfg.input or f"split {cfg.dataset.gen_subset}"
         raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
-    prefixes = prefix_lines(cfg)
-    found = None if prefixes is None else list(prefixes)
-    return ReferencedText(lines, references, found, models, settings_of_part(cfg.dataset, task))
+    prefixes = list(read_lines(Path(cfg.prefix))) if cfg.prefix else None
+    return ReferencedText(lines, references, prefixes, models, settings_of_part(cfg.dataset, task))

@@ -11,17 +11,8 @@ from typing import Any
 
 import yaml
 
+from seqgen.checkpoints import run_config
 from seqgen.checkpoints.run_checkpoints import FOLDER
-from seqgen.checkpoints.run_config import (
-    CONFIG_FILE,
-    check_resumable,
-    read_run_config,
-    tokenizer_digests,
-    verify_run,
-    verify_task,
-    verify_tokenizers,
-    write_run_checksums,
-)
 from seqgen.cli.command import Arguments, log
 from seqgen.cli.provenance import add_session, read_sessions, recorded_data
 from seqgen.config import TrainConfig
@@ -63,7 +54,7 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     needed = [split for split in subsets if not cfg.prepare_only or getattr(cfg.task, split, False)]
     files = {split: component.data_files(cfg.task, folder, split) for split in needed}
     data = {split: digest(paths) for split, paths in files.items() if paths and arguments is not None}
-    if (folder / CONFIG_FILE).exists():
+    if (folder / run_config.CONFIG_FILE).exists():
         _check_continuation(cfg, folder, begun, data)
     else:
         _check_new(folder, files)
@@ -72,12 +63,12 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     with frozen(folder) if begun else nullcontext():
         task = component.setup_task(cfg.task, folder)
     if begun:
-        verify_task(folder, task)
+        run_config.verify_task(folder, task)
     if arguments is not None:  # under torchrun, the other ranks have none
         command = [text for text in arguments.typed if not text.startswith("run_dir=")]  # the folder can be moved
         add_session(folder, command, data)
     write_config(folder, cfg)
-    write_run_checksums(folder, cfg, task)
+    run_config.write_run_checksums(folder, cfg, task)
     return task
 
 
@@ -91,7 +82,7 @@ def write_config(folder: Path, cfg: TrainConfig) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    write_atomically(folder / CONFIG_FILE, yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True))
+    write_atomically(folder / run_config.CONFIG_FILE, yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True))
 
 
 def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
@@ -110,8 +101,8 @@ def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
     for name in TOKENIZERS:
         if (folder / name).exists():
             raise ConfigError(
-                f"{folder / name} exists without a {CONFIG_FILE} that says how it was made; choose another run_dir, or "
-                f"delete {folder / name} if it is left from a start that failed"
+                f"{folder / name} exists without a {run_config.CONFIG_FILE} that says how it was made; choose another "
+                f"run_dir, or delete {folder / name} if it is left from a start that failed"
             )
 
 
@@ -130,25 +121,25 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
     Raises:
         ConfigError: a key or the training text differs, and the run has checkpoints or was prepared.
     """
-    old, new = _plain(read_run_config(folder)), _plain(cfg)
+    old, new = _plain(run_config.read_run_config(folder)), _plain(cfg)
     subset = cfg.dataset.train_subset
     sessions = read_sessions(folder)
     other_text = bool(data) and recorded_data(sessions, subset) not in ("", data.get(subset))
     if begun:
-        verify_run(folder, old)
-        check_resumable(old, new)
+        run_config.verify_run(folder, old)
+        run_config.check_resumable(old, new)
         if other_text:
             raise ConfigError(
                 f"the text of {subset} has changed since the run in {folder} was started; continue with the same text, "
                 "or choose another run_dir (checkpoint.finetune_from begins with the weights of this run)"
             )
     else:
-        verify_tokenizers(folder, complete=False)
+        run_config.verify_tokenizers(folder, complete=False)
         otherwise = f", or delete {folder}, which has no checkpoints yet"
         trained = isinstance(cfg.task, TokenizerConfig) and not given_vocabulary(cfg.task)
         try:
-            check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
-            if trained and tokenizer_digests(folder) and other_text:
+            run_config.check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
+            if trained and run_config.tokenizer_digests(folder) and other_text:
                 raise ConfigError(
                     f"the tokenizer in {folder} was trained on other text than that of this command; choose another "
                     f"run_dir{otherwise}"

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.commands import import_tool
 from seqgen.cli.line_decoding import check_plain_text, load_with_notes
 from seqgen.cli.output import check_output, format_scores, open_output, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
 from seqgen.core.errors import ConfigError, DataError
-from seqgen.core.structures import Hypothesis
 from seqgen.data.text import read_lines
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.modules.language_model import LanguageModel
+from seqgen.registry import import_declared
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
@@ -150,7 +149,7 @@ def score(cfg: ScoreConfig) -> int:
     check_plain_text(hypothesis=cfg.hypothesis, reference=cfg.reference, source=[cfg.source])
     if cfg.path:
         return _score_by_model(cfg)
-    if _compares(cfg):
+    if len(cfg.hypothesis) > 1 or cfg.json:  # one system with ``json`` gets intervals too
         return compare_systems(cfg)
     texts, _ = read_texts(cfg)
     if texts.hypotheses:
@@ -229,7 +228,8 @@ def compare_systems(cfg: ScoreConfig) -> int:
     Raises:
         UserError: a key or file cannot be used.
     """
-    keys, tools = cfg.compare, import_tool("the comparison of several systems")
+    keys = cfg.compare
+    tools = import_declared("seqgen.addons.compare.comparison", "the comparison of several systems")
     if cfg.json:
         check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
     names = system_names(cfg.hypothesis, keys.names)
@@ -246,11 +246,6 @@ def compare_systems(cfg: ScoreConfig) -> int:
     comparison = tools.compare(systems, texts, options)
     write_report(tools.text_report(comparison), comparison.as_dict(), cfg.json)
     return 0
-
-
-def _compares(cfg: ScoreConfig) -> bool:
-    """True if text is compared; one system with ``json`` gets intervals too."""
-    return len(cfg.hypothesis) > 1 or bool(cfg.json)
 
 
 def _score_by_model(cfg: ScoreConfig) -> int:
@@ -273,49 +268,35 @@ def _score_by_model(cfg: ScoreConfig) -> int:
         scored = translator.score_text(references, **keys)
     else:
         raise ConfigError("source is missing: set source=FILE, the text with the sources of the references")
-    totals = Totals()
+    total, tokens = 0.0, 0
     with open_output(cfg.output) as file:
         for number, hypothesis in enumerate(scored):
+            nats = -float(hypothesis.positional_scores.sum())
+            total, tokens = total + nats, tokens + len(hypothesis.tokens)
             record = {
                 "id": number,
                 "score": hypothesis.score,
-                "perplexity": totals.add(hypothesis, references[number]),
+                "perplexity": _perplexity(nats, len(hypothesis.tokens)),
                 "tokens": hypothesis.tokens.tolist(),
                 "positional_scores": hypothesis.positional_scores.tolist(),
             }
             file.write(json_text(record) + "\n")
-    print(totals.summary(), file=sys.stderr if cfg.output == "-" else sys.stdout)
+    words = sum(len(line.split()) + 1 for line in references)  # the end of a line is a word too, as with fairseq
+    summary = _summary(total, len(references), tokens, words)
+    print(summary, file=sys.stderr if cfg.output == "-" else sys.stdout)
     return 0
 
 
-@dataclass
-class Totals:
-    """Sums over lines; a word ends at white space, and the end of a line is a word too, as with fairseq."""
-
-    sentences: int = 0
-    tokens: int = 0
-    words: int = 0
-    nats: float = 0.0
-
-    def add(self, hypothesis: Hypothesis, text: str) -> float:
-        """Add a line, and return its perplexity per token."""
-        nats = -float(hypothesis.positional_scores.sum())
-        self.sentences += 1
-        self.tokens += len(hypothesis.tokens)
-        self.words += len(text.split()) + 1
-        self.nats += nats
-        return _perplexity(nats, len(hypothesis.tokens))
-
-    def summary(self) -> str:
-        """The line that the command ends with."""
-        counts = f"{self.sentences} sentences, {self.tokens} tokens"
-        if not self.tokens:
-            return counts
-        mean = self.nats / self.tokens
-        return (
-            f"{counts}: {-mean:.4f} nats per token (cross-entropy {mean / math.log(2):.4f} bits), perplexity "
-            f"{_perplexity(self.nats, self.tokens):.2f} per token and {_perplexity(self.nats, self.words):.2f} per word"
-        )
+def _summary(nats: float, sentences: int, tokens: int, words: int) -> str:
+    """The line that the command ends with."""
+    counts = f"{sentences} sentences, {tokens} tokens"
+    if not tokens:
+        return counts
+    mean = nats / tokens
+    return (
+        f"{counts}: {-mean:.4f} nats per token (cross-entropy {mean / math.log(2):.4f} bits), perplexity "
+        f"{_perplexity(nats, tokens):.2f} per token and {_perplexity(nats, words):.2f} per word"
+    )
 
 
 def _perplexity(nats: float, count: int) -> float:
@@ -329,15 +310,12 @@ def _check_keys(cfg: ScoreConfig) -> None:
     if unused:
         this, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")
         raise ConfigError(f"{unused[0]} is for scoring with {other}= and has no effect with {this}=; remove it")
-    if not cfg.path:
-        _check_keys_of_text(cfg, given)
-
-
-def _check_keys_of_text(cfg: ScoreConfig, given: Sequence[str]) -> None:
-    compares, tests = _compares(cfg), cfg.compare.tests != "none"
+    if cfg.path:
+        return
+    compares = len(cfg.hypothesis) > 1 or cfg.json
     if "compare" in given and not compares:
         raise ConfigError("keys of compare need several systems, hypothesis=[A,B], or json=FILE; remove them")
-    if cfg.compare.seed and not tests:
+    if cfg.compare.seed and cfg.compare.tests == "none":
         raise ConfigError("compare.seed has no effect with compare.tests=none; remove one of them")
     if cfg.compare.examples != CompareConfig().examples and len(cfg.hypothesis) < 2:
         raise ConfigError("compare.examples needs several systems, hypothesis=[A,B]; remove it")

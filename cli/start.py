@@ -28,12 +28,9 @@ def main() -> None:
     if "--version" in sys.argv:
         print(f"{program} {__version__}")
         return
-    if program == "seqgen-generate":  # the keys of other commands are declared beside code that needs PyTorch
-        try:
-            check_keys(sys.argv[1:])
-        except ConfigError as error:
-            fail(program, str(error), 2)
     try:
+        if program == "seqgen-generate":  # the keys of other commands are declared beside code that needs PyTorch
+            check_keys(sys.argv[1:])
         module = command_module(program.removeprefix("seqgen-"))
     except ConfigError as error:
         fail(program, str(error), 2)

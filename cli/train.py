@@ -6,7 +6,6 @@ If it fine-tunes a checkpoint, further arguments follow from it (``checkpoint.fi
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -23,7 +22,6 @@ from seqgen.checkpoints.loading import base_digest, load_model
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.commands import import_tool
 from seqgen.cli.provenance import note_prepared
 from seqgen.cli.run_folder import open_run
 from seqgen.config import BaseConfig, TrainConfig
@@ -33,7 +31,7 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.core.errors import CheckpointError, ConfigError, UserError
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
-from seqgen.registry import GROUPS, MODELS, TASKS, MissingAddonError
+from seqgen.registry import GROUPS, MODELS, TASKS, MissingAddonError, import_declared
 from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
@@ -81,24 +79,31 @@ def train_sweep(arguments: Arguments) -> int:
         if code:
             return code
     with suppress(MissingAddonError):
-        tables = import_tool("the table of runs")
+        tables = import_declared("seqgen.addons.compare.runs", "the table of runs")
         print(tables.table_by_score([base / name for _, name in jobs], metric))
     return 0
 
 
-def train_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> int:
-    """Train a model into a run folder, or resume the run in it.
+def train_run(cfg: TrainConfig, folder: Path, arguments: Arguments) -> int:
+    """Train a model into a run folder, or resume the run in it; with ``prepare_only``, make its tokenizer and encode
+    its text, so that training starts at once.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder.
-        arguments: what was given, for the run's record; ``None`` for no record.
+        arguments: what was given, for the run's record.
 
     Returns:
         The exit code: 0 if training ended as configured, else that of the signal that stopped it.
     """
     if cfg.prepare_only:
-        return prepare(cfg, folder, arguments)
+        with run_lock(folder):
+            task = open_run(cfg, folder, arguments)
+            print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
+            for split in task.splits():
+                print(f"{split}: {len(task.dataset(split))} pairs")
+            note_prepared(folder)
+        return 0
     device = set_up_device(cfg.common)
     group = group_from_environment()
     asked = cfg.distributed_training.distributed_world_size
@@ -114,33 +119,8 @@ def train_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None
         return train(cfg, open_run(cfg, folder, arguments), folder, device)
 
 
-def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> int:
-    """Train the tokenizer of a run and encode its text, so that training starts at once; print the sizes.
-
-    Args:
-        cfg: the whole configuration.
-        folder: the run folder.
-        arguments: what was given, for the run's record; ``None`` for no record.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: the run folder or the text cannot be used.
-    """
-    with run_lock(folder):
-        task = open_run(cfg, folder, arguments)
-        print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
-        for split in task.splits():
-            data = task.dataset(split)
-            print(f"{split}: {len(data)} pairs")
-        if arguments is not None:
-            note_prepared(folder)
-    return 0
-
-
 def _train_as_rank(
-    cfg: TrainConfig, folder: Path, arguments: Arguments | None, device: torch.device, group: ProcessGroup
+    cfg: TrainConfig, folder: Path, arguments: Arguments, device: torch.device, group: ProcessGroup
 ) -> int:
     """Train as one rank of the process group that ``torchrun`` started; rank 0 prepares the run folder."""
     end_with(os.getppid())
@@ -209,8 +189,13 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
         absolute = place if place.startswith(PREFIX) else str(path.resolve())
         given = {"model.base": absolute, "model.base_digest": base_digest(place), **given}
     if checkpoint_loader_of(path) is not None:
-        model = {} if "model" in given else dict(_model_of_other_toolkit(path))
-        return _with_tokenizer({**model, **given}, path, {}) if (path / "config.json").is_file() else {**model, **given}
+        if "model" not in given:
+            loaded = load_model(path)
+            model = component_arguments("model", loaded.config.model)
+            if isinstance(loaded.task.target_tokenizer, PretrainedTokenizer):  # has a token for each row
+                model.pop("model.vocab_size", None)
+            given = {**model, **given}
+        return _with_tokenizer(given, path, {}) if (path / "config.json").is_file() else dict(given)
     if not path.exists() and "model" in given:  # only a new run reads it
         return dict(given)
     folder = run_folder_of(resolve(path))  # before anything is written
@@ -221,7 +206,7 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     return _with_tokenizer({**model, **task, **given}, folder, _values("task", config.task))
 
 
-def _with_tokenizer(arguments: dict[str, str], folder: Path, of_run: Mapping[str, str]) -> dict[str, str]:
+def _with_tokenizer(arguments: Mapping[str, str], folder: Path, of_run: Mapping[str, str]) -> dict[str, str]:
     """Use the tokenizer of a run or of a Hugging Face folder, if the task has one and the user chooses no other.
 
     Args:
@@ -232,20 +217,11 @@ def _with_tokenizer(arguments: dict[str, str], folder: Path, of_run: Mapping[str
     task = GROUPS["task"].config(chosen_components(TrainConfig, [f"{k}={v}" for k, v in arguments.items()])["task"])
     differing = {key for key, value in arguments.items() if of_run.get(key) != value}
     if not isinstance(task, TokenizerConfig) or differing & {f"task.{key}" for key in TOKENIZER_KEYS}:
-        return arguments
+        return dict(arguments)
     made = {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing
     joined = {"task.joined_dictionary": "false"} if (folder / "source_tokenizer").is_dir() else {}
     chosen = {"task.tokenizer": "pretrained", "task.pretrained_tokenizer": str(folder), **joined}
-    return {**chosen, **{key: value for key, value in arguments.items() if key not in made - differing}}
-
-
-@functools.lru_cache(maxsize=1)
-def _model_of_other_toolkit(path: Path) -> tuple[tuple[str, str], ...]:
-    loaded = load_model(path)
-    arguments = component_arguments("model", loaded.config.model)
-    if isinstance(loaded.task.target_tokenizer, PretrainedTokenizer):  # has a token for each row
-        arguments.pop("model.vocab_size", None)
-    return tuple(arguments.items())
+    return {**chosen, **{key: value for key, value in arguments.items() if key not in made}}
 
 
 def component_arguments(group: str, cfg: Any) -> dict[str, str]:

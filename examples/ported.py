@@ -23,6 +23,7 @@ from seqgen.extend import (
     EncoderOut,
     IncrementalDecoder,
     LearnedPositions,
+    QueryPositions,
     StateDict,
     Vocabularies,
     option,
@@ -53,7 +54,7 @@ class AverageEncoder(Encoder):
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
         """Encode ``(N, S)`` tokens to features ``(N, S, C)``; see ``Encoder.forward``."""
         padding_mask = src_tokens.eq(self.pad)
-        positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
+        positions = self.embed_positions(QueryPositions.of_source(src_tokens, None, padding_mask))
         x = self.dropout(self.embed_tokens(src_tokens) + positions)
         return EncoderOut(x + torch.tanh(self.layer(x)), padding_mask)
 

@@ -9,11 +9,8 @@ from seqgen.registry import MODELS
 if __name__ != "seqgen.models":
     raise ImportError(f"import this package as 'seqgen.models', not as {__name__!r}, or its components register twice")
 
-MODELS.declare("fconv", "seqgen.models.fconv")
-MODELS.declare("transformer", "seqgen.models.transformer")
-MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
-MODELS.declare("transformer_ssru", "seqgen.models.transformer_ssru")
-MODELS.declare("t5", "seqgen.models.t5")
+for name in ("fconv", "transformer", "transformer_lm", "transformer_ssru", "t5"):
+    MODELS.declare(name, f"seqgen.models.{name}")
 MODELS.declare("t5gemma", "seqgen.addons.t5gemma.model")
 MODELS.declare("t5gemma2", "seqgen.addons.t5gemma.model2")
 
@@ -26,9 +23,8 @@ declare_checkpoint_loader(
 declare_checkpoint_loader(
     "Marian model",
     lambda path: (
-        path.is_file()
-        if path.suffix in (".npz", ".bin")
-        else any(any(path.glob(names)) for names in ("*decoder.yml", "*intgemm*.bin"))
+        (path.suffix in (".npz", ".bin") and path.is_file())
+        or any(any(path.glob(names)) for names in ("*decoder.yml", "*intgemm*.bin"))
     ),
     "seqgen.addons.marian.loader",
 )

@@ -70,16 +70,6 @@ _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.m
 _M2M_DICTIONARY = "model_dict.128k.txt"
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The vocabulary of one language and its file; ``sentencepiece`` is ``None`` for tokenized text."""
-
-    file: Path
-    dictionary: Dictionary
-    sentencepiece: Path | None
-    codes: Sequence[str] = ()
-
-
 @register_checkpoint_loader("fairseq checkpoint")
 def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a checkpoint of fairseq's convolutional model, transformer or transformer language model.
@@ -112,9 +102,9 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     weights = convert_weights(content["model"], path, _ties(options.model))
     continues = isinstance(options.model, TransformerLMConfig)
     names = ("target",) if continues else ("source", "target")
-    sides = [_find_side(path, name, options, reading) for name in names]
-    _check_sizes(path, [sides[0], sides[-1]], weights)
-    source, target = (_tokenizer(side, options.languages) for side in (sides[0], sides[-1]))
+    found = [_find_tokenizer(path, name, options, reading, weights) for name in names]
+    (source, _), (target, _) = found[0], found[-1]
+    pieces = [is_sentencepiece for _, is_sentencepiece in found]
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
     task = DecodingTask(DecodingConfig(options.source_lang, options.target_lang), source, target)
@@ -125,13 +115,9 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     model = build_with_weights(lambda: task.build_model(options.model), weights, str(path), placement.device)
     values = task.as_values()
     if not continues and options.languages is None:
-        values = _task_values(options, source is target, any(side.sentencepiece for side in sides), model)
-    notes = []
-    if not all(side.sentencepiece for side in sides):
-        notes.append(
-            f"{path}: there is no SentencePiece model in its folder, and none is given: input and output are tokenized "
-            "text"
-        )
+        values = _task_values(options, source is target, any(pieces), model)
+    without = "there is no SentencePiece model in its folder, and none is given: input and output are tokenized text"
+    notes = [] if all(pieces) else [f"{path}: {without}"]
     return LoadedModel(model, task, TrainConfig(model=options.model), path, task_values=values, notes=notes)
 
 
@@ -146,8 +132,13 @@ def _ties(config: Any) -> dict[str, str]:
     return dict.fromkeys(tied, "decoder.embed_tokens.weight")
 
 
-def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingConfig) -> _Side:
-    """Find the files of one language: those that the user gives, else those in the folder of the checkpoint."""
+def _find_tokenizer(
+    path: Path, side: str, options: FairseqOptions, reading: ReadingConfig, weights: Mapping[str, Tensor]
+) -> tuple[Tokenizer, bool]:
+    """The tokenizer of one language, and whether it has a SentencePiece model.
+
+    Its files are those that the user gives, else those in the folder of the checkpoint.
+    """
     language = getattr(options, f"{side}_lang")
     names = [f"dict.{language}.txt"] * bool(language) + ["dict.txt"]
     if options.languages is not None:
@@ -165,32 +156,26 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     if options.languages is not None:
         codes = options.languages.find_codes(path, words, reading.lang_dict)
         options.languages.add_tokens(words, codes)
+    name = "encoder" if side == "source" else "decoder"
+    embedding = weights.get(f"{name}.embed_tokens.weight")
+    if embedding is not None and embedding.dim() and embedding.size(0) != len(words):
+        raise DataError(
+            f"{dictionary} does not belong to {path}: with the 4 special tokens "
+            f"{'and those of languages ' if codes else ''}it has {len(words)} tokens, but the {name} was trained with "
+            f"{embedding.size(0)}; give the dictionary of its training data"
+        )
     chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
-    model = Path(chosen) if chosen else _beside(path, _SENTENCEPIECE_NAMES)
-    return _Side(dictionary, words, None if chosen == "none" else model, codes)
+    model = None if chosen == "none" else Path(chosen) if chosen else _beside(path, _SENTENCEPIECE_NAMES)
+    text: Tokenizer = WhitespaceTokenizer(words)
+    if model is not None:
+        text = SentencePieceTokenizer(read_model(model), words, location=str(model))
+    if options.languages is not None:
+        text = LanguageTokenizer(text, codes, options.languages.convention(codes))
+    return text, model is not None
 
 
 def _beside(path: Path, names: list[str] | tuple[str, ...]) -> Path | None:
     return next((path.parent / name for name in names if (path.parent / name).is_file()), None)
-
-
-def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> None:
-    for side, name in zip(sides, ("encoder", "decoder"), strict=True):
-        embedding = weights.get(f"{name}.embed_tokens.weight")
-        size = len(side.dictionary)
-        if embedding is not None and embedding.dim() and embedding.size(0) != size:
-            raise DataError(
-                f"{side.file} does not belong to {path}: with the 4 special tokens "
-                f"{'and those of languages ' if side.codes else ''}it has {size} tokens, but "
-                f"the {name} was trained with {embedding.size(0)}; give the dictionary of its training data"
-            )
-
-
-def _tokenizer(side: _Side, languages: FairseqLanguages | None = None) -> Tokenizer:
-    text: Tokenizer = WhitespaceTokenizer(side.dictionary)
-    if side.sentencepiece is not None:
-        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, location=str(side.sentencepiece))
-    return text if languages is None else LanguageTokenizer(text, side.codes, languages.convention(side.codes))
 
 
 def _task_values(
@@ -225,14 +210,13 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     """
     result: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
-        if not _NO_WEIGHTS.fullmatch(name):
-            if not tensor.is_floating_point():
-                raise CheckpointError(f"{path}: its weight {name} has no floating-point numbers")
-            for pattern, replacement in _RENAMED:
-                name = re.sub(pattern, replacement, name)
-            result[name] = tensor.float()
+        if isinstance(name, str) and _NO_WEIGHTS.fullmatch(name):
+            continue
+        if not (isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()):
+            raise CheckpointError(f"{path} is damaged: its weight {name} has no floating-point numbers")
+        for pattern, replacement in _RENAMED:
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor.float()
     fuse_projections(result)
     _split_projections(result)
     _normalize_over_outputs(result)
@@ -272,50 +256,37 @@ def _normalize_over_outputs(weights: dict[str, Tensor]) -> None:
 
 
 _LISTS = read_lists(__package__, "fairseq_options.txt")
+"""Names of architectures and options. ``ignored`` and the prefixes ``prefix`` are of options about data, training,
+logging and saving, and of those that belong to one of ``_MUST_BE``; ``language_modeling`` are options of that task that
+change the model.
+"""
 
 FAMILIES = {
     name: family for family in ("fconv", "transformer", "transformer_lm") for name in _LISTS[f"architecture.{family}"]
 }
 """The model of each architecture. Checkpoints have all options; one that is missing has the model's default."""
 
-_NUMBERS = {
-    **{"bos": 0, "pad": 1, "eos": 2, "unk": 3, "alignment_heads": 0, "alignment_layer": -1, "base_layers": 0},
-    **{"decoder_recurrent_stacking": 1, "encoder_recurrent_stacking": 1, "output_dictionary_size": -1},
-    **{"quant_noise_pq": 0, "quant_noise_scalar": 0},
-}
 _MUST_BE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_LISTS["off"], (False,)),
     **dict.fromkeys(_LISTS["empty"], ()),
-    **{key: (value,) for key, value in _NUMBERS.items()},
+    **{key: (number,) for number in (-1, 0, 1, 2, 3) for key in _LISTS[f"must_be.{number}"]},
 }
 """Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
 leave them off."""
 
-_IGNORED_OPTIONS = frozenset(_LISTS["ignored"])
-"""Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
-
-_FAMILIES = tuple(_LISTS["prefix"])
-"""The prefixes of further options about training, logging and saving."""
-
-
-_OF_THE_TASK = _LISTS["language_modeling"]
-"""Options of the task language_modeling that change the model."""
-
-
-MULTILINGUAL = "translation_multi_simple_epoch"
-"""The task of multilingual checkpoints, such as M2M-100."""
-
 LANG_TOKEN_FORMATS = {"multilingual": "__{}__", "mbart": "[{}]"}
 """The token of a language for each ``lang_tok_style``."""
 
-MASK = "<mask>"
 SUFFIXES = {"dae": "_dae", "mined": "_mined"}
 """The suffix of a language in the tokens of some kinds of data, by the end of the name of the kind."""
 
 
-@dataclass(frozen=True)
 class FairseqLanguages:
-    """The way in which a multilingual checkpoint is told the languages.
+    """The way in which a multilingual checkpoint, such as M2M-100, is told the languages.
+
+    Args:
+        options: the options of the task, as plain values.
+        path: the checkpoint, for messages.
 
     Attributes:
         codes: the languages in the order of their tokens; empty if the options do not list them.
@@ -323,21 +294,40 @@ class FairseqLanguages:
         pairs: the pairs of the training data, such as ``en-de``.
         dictionary: name of the file of the dictionary that is the same for all languages; empty for none.
         token_format: the token of a language, such as ``__{}__``.
-        source: whose token sources begin with: ``src``, ``tgt``, or empty for none.
+        source: whose token sources begin with: ``src``, ``tgt``, or ``None``.
         by_target: whether targets begin with the token of their language.
         kinds: the kinds of training data that have tokens of languages.
         has_mask: whether the vocabulary has a mask token after the tokens of languages.
+
+    Raises:
+        CheckpointError: an option is not supported.
     """
 
-    codes: Sequence[str]
-    file: str
-    pairs: Sequence[str]
-    dictionary: str
-    token_format: str
-    source: str
-    by_target: bool
-    kinds: Sequence[str]
-    has_mask: bool
+    def __init__(self, options: Mapping[str, Any], path: Path):
+        source, target = options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None
+        langtoks = options.get("langtoks")  # fairseq adds what the two options above mean as "main"
+        main = langtoks.get("main") if isinstance(langtoks, Mapping) else None
+        if isinstance(main, list | tuple) and len(main) == 2:
+            source, target = main
+        if options.get("lang_tok_replacing_bos_eos"):
+            raise CheckpointError(f"{path} was trained with lang_tok_replacing_bos_eos, which seqgen does not support")
+        if (source or "", target or "") not in (("src", "tgt"), ("", "tgt"), ("tgt", "")):
+            raise CheckpointError(
+                f"{path} was trained with encoder_langtok={source} and decoder_langtok={target == 'tgt'}; seqgen "
+                "supports the token of the target language in the target, with or without that of the source language "
+                "in the source, or the token of the target language in the source"
+            )
+        style = str(options.get("lang_tok_style") or "multilingual")
+        if style not in LANG_TOKEN_FORMATS:
+            known = ", ".join(LANG_TOKEN_FORMATS)
+            raise CheckpointError(f"{path} was trained with lang_tok_style={style}; seqgen supports: {known}")
+        self.source, self.by_target, self.token_format = source, target == "tgt", LANG_TOKEN_FORMATS[style]
+        self.codes, self.pairs = _texts(options.get("langs")), _texts(options.get("lang_pairs"))
+        self.file = str(options.get("lang_dict") or "")
+        self.dictionary = str(options.get("fixed_dictionary") or options.get("source_dict") or "")
+        self.kinds = _texts(options.get("langtoks_specs")) or ["main"]
+        extra = options.get("extra_data")
+        self.has_mask = style == "mbart" or (isinstance(extra, Mapping) and "mono_dae" in extra)
 
     def find_codes(self, path: Path, dictionary: Dictionary, given: str) -> list[str]:
         """Find the languages: in the given file, the options, the file that they name, the dictionary, or the pairs.
@@ -377,7 +367,7 @@ class FairseqLanguages:
             for code in codes:
                 dictionary.add_symbol(self.token_format.format(code + suffix))
         if self.has_mask:
-            dictionary.add_symbol(MASK)
+            dictionary.add_symbol("<mask>")
 
     def convention(self, codes: Sequence[str]) -> Languages:
         """The convention by which languages are chosen.
@@ -388,47 +378,6 @@ class FairseqLanguages:
         place = TargetLanguage.FIRST if self.by_target else TargetLanguage.SOURCE
         default = ("en" if "en" in codes else codes[0]) if self.source == "src" else ""
         return Languages({}, place, default, token_format=self.token_format)
-
-
-def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
-    """Read the options of the task.
-
-    Args:
-        options: the options of the task, as plain values.
-        path: the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: an option is not supported.
-    """
-    source, target = options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None
-    langtoks = options.get("langtoks")  # fairseq adds what the two options above mean as "main"
-    main = langtoks.get("main") if isinstance(langtoks, Mapping) else None
-    if isinstance(main, list | tuple) and len(main) == 2:
-        source, target = main
-    if options.get("lang_tok_replacing_bos_eos"):
-        raise CheckpointError(f"{path} was trained with lang_tok_replacing_bos_eos, which seqgen does not support")
-    if (source or "", target or "") not in (("src", "tgt"), ("", "tgt"), ("tgt", "")):
-        raise CheckpointError(
-            f"{path} was trained with encoder_langtok={source} and decoder_langtok={target == 'tgt'}; seqgen supports "
-            "the token of the target language in the target, with or without that of the source language in the "
-            "source, or the token of the target language in the source"
-        )
-    style = str(options.get("lang_tok_style") or "multilingual")
-    if style not in LANG_TOKEN_FORMATS:
-        known = ", ".join(LANG_TOKEN_FORMATS)
-        raise CheckpointError(f"{path} was trained with lang_tok_style={style}; seqgen supports: {known}")
-    extra = options.get("extra_data")
-    return FairseqLanguages(
-        codes=_texts(options.get("langs")),
-        file=str(options.get("lang_dict") or ""),
-        pairs=_texts(options.get("lang_pairs")),
-        dictionary=str(options.get("fixed_dictionary") or options.get("source_dict") or ""),
-        token_format=LANG_TOKEN_FORMATS[style],
-        source=str(source or ""),
-        by_target=target == "tgt",
-        kinds=_texts(options.get("langtoks_specs")) or ["main"],
-        has_mask=style == "mbart" or (isinstance(extra, Mapping) and "mono_dae" in extra),
-    )
 
 
 def _texts(value: Any) -> list[str]:
@@ -473,14 +422,15 @@ def read_options(
     family = _family(architecture or str(model.get("arch") or model.get("_name")), path)
     wanted = "language_modeling" if family == "transformer_lm" else "translation"
     name = str(task.get("_name") or task.get("task") or wanted)
-    languages = read_languages(task, path) if name == MULTILINGUAL and family == "transformer" else None
+    is_multilingual = name == "translation_multi_simple_epoch" and family == "transformer"
+    languages = FairseqLanguages(task, path) if is_multilingual else None
     if name != wanted and languages is None and "task" not in ignore:
         raise CheckpointError(
             f"{path} was trained for the task {shown(name)}; only {wanted!r} is supported. If {shown(name)} reads and "
             "writes text in the same way, set reading.ignore=[task]"
         )
     if family == "transformer_lm":
-        model = {**{key: task[key] for key in _OF_THE_TASK if key in task}, **model}
+        model = {**{key: task[key] for key in _LISTS["language_modeling"] if key in task}, **model}
     config = _config(family, {key: value for key, value in model.items() if key not in ignore}, path)
     return FairseqOptions(config, str(task.get("source_lang") or ""), str(task.get("target_lang") or ""), languages)
 
@@ -532,28 +482,21 @@ def _family(name: str, path: Path) -> str:
 
 def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | TransformerConfig | TransformerLMConfig:
     schema: type[FConvConfig] | type[TransformerConfig] | type[TransformerLMConfig] = MODELS.entry(family).config
-    if family == "transformer":
-        _fill_in_transformer(options)
-    elif family == "transformer_lm":
-        _fill_in_language_model(options)
-    if family != "fconv" and "relu_dropout" in options:  # the old name
-        options.setdefault("activation_dropout", options["relu_dropout"])
+    if family != "fconv":
+        _fill_in(options, family)
     known = {field.name: field for field in fields(schema)}
+    dim = options.get("decoder_embed_dim")
+    must_be = {**_MUST_BE, "decoder_input_dim": (dim,), "decoder_output_dim": (dim,)}
     for key, value in sorted(options.items()):
-        if key in _MUST_BE and key not in known and value is not None and value not in _MUST_BE[key]:
+        if key in must_be and key not in known and value is not None and value not in must_be[key]:
             raise CheckpointError(f"{path} was trained with {key}={shown(value)}, which seqgen does not support")
-    understood = {*known, *_MUST_BE, *_IGNORED_OPTIONS}
-    unknown = sorted(key for key in options if key not in understood and not key.startswith(_FAMILIES))
+    understood = {*known, *_MUST_BE, *_LISTS["ignored"]}
+    unknown = sorted(key for key in options if key not in understood and not key.startswith(tuple(_LISTS["prefix"])))
     if unknown:
         raise CheckpointError(
             f"{path} was trained with unknown options: {', '.join(unknown[:8])}. If they do not change "
             f"what the model computes, set reading.ignore=[{','.join(unknown)}]"
         )
-    for key in ("decoder_input_dim", "decoder_output_dim"):
-        if options.get(key, options.get("decoder_embed_dim")) != options.get("decoder_embed_dim"):
-            raise CheckpointError(
-                f"{path} was trained with {key} different from decoder_embed_dim, which seqgen does not support"
-            )
     # text is what seqgen reads where fairseq evaluates an expression; some versions save the list that it stands for
     values = {
         key: str(options[key]) if field.type == "str" else options[key]
@@ -566,18 +509,19 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         raise CheckpointError(f"{path} was trained with a setting that seqgen does not support: {error}") from None
 
 
-def _fill_in_transformer(options: dict[str, Any]) -> None:
-    """Fill in what depends on other options: by default the decoder is as wide as the encoder."""
-    for key in ("embed_dim", "ffn_embed_dim"):
-        if f"encoder_{key}" in options:
-            options.setdefault(f"decoder_{key}", options[f"encoder_{key}"])
+def _fill_in(options: dict[str, Any], family: str) -> None:
+    """Fill in what depends on other options, and the new names of old ones.
 
-
-def _fill_in_language_model(options: dict[str, Any]) -> None:
-    """Fill in what depends on other options: by default there are as many positions as a training example has tokens.
-
-    Old versions had ``no_tie_adaptive_proj`` and no final layer normalization, or a separate option for it.
+    By default a decoder is as wide as the encoder, and a language model has as many positions as a training example has
+    tokens. Old versions had ``no_tie_adaptive_proj`` and no final layer normalization, or a separate option for it.
     """
+    if "relu_dropout" in options:
+        options.setdefault("activation_dropout", options["relu_dropout"])
+    if family == "transformer":
+        for key in ("embed_dim", "ffn_embed_dim"):
+            if f"encoder_{key}" in options:
+                options.setdefault(f"decoder_{key}", options[f"encoder_{key}"])
+        return
     options.setdefault("no_decoder_final_norm", "no_tie_adaptive_proj" in options)
     if "decoder_final_norm" in options:
         options["no_decoder_final_norm"] = not options["decoder_final_norm"]

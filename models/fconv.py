@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.decoder import Decoder, IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import StateDict
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import EncoderOut
-from seqgen.data.vocabularies import Vocabularies
+from seqgen.data.dictionary import Vocabularies
 from seqgen.modules.attention import MultiStepAttention, scaled_sum
 from seqgen.modules.convolution import (
     ConvolutionSpec,
@@ -31,8 +30,9 @@ from seqgen.modules.convolution import (
 )
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear, weight_norm_linear
-from seqgen.modules.masks import padding_mask_of, start_offsets_of_rows
+from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.positions import LearnedPositions, token_embedding
+from seqgen.modules.projected_output import ProjectedOutput
 from seqgen.registry import register_model
 
 _EMBEDDING_STD = 0.1
@@ -58,16 +58,8 @@ class FConvConfig:
     share_input_output_embed: bool = option(
         False, "use the decoder's input embedding as its output projection (tied weights)"
     )
-    max_source_positions: int = option(
-        1024,
-        "rows of the source position table; the maximum source length is 2 less, since positions are numbered from 2",
-        minimum=3,
-    )
-    max_target_positions: int = option(
-        1024,
-        "rows of the target position table; the maximum target length is 2 less, since positions are numbered from 2",
-        minimum=3,
-    )
+    max_source_positions: int = option(1024, "rows of the source positions, 2 more than the longest source", minimum=3)
+    max_target_positions: int = option(1024, "rows of the target positions, 2 more than the longest target", minimum=3)
 
 
 @dataclass(frozen=True)
@@ -87,32 +79,26 @@ class FConvStack(nn.Module):
 
     Args:
         cfg: the configuration.
+        side: ``"source"`` or ``"target"``.
         embed_tokens: embedding of the vocabulary; its ``padding_idx`` is the id of padding.
-        num_positions: rows of the position table.
         layers: the convolutional layers.
-        kind: the class of the convolutions.
     """
 
     embed_tokens: nn.Embedding
 
-    def __init__(
-        self,
-        cfg: FConvConfig,
-        embed_tokens: nn.Embedding,
-        num_positions: int,
-        layers: list[ConvolutionSpec],
-        kind: Callable[[int, int, int], ConvTBC],
-    ):
+    def __init__(self, cfg: FConvConfig, side: str, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec]):
         super().__init__()
         dim, padding_idx = embed_tokens.embedding_dim, embed_tokens.padding_idx
         assert padding_idx is not None
         inputs = [layers[0].channels, *(layer.channels for layer in layers[:-1])]
         self.dropout = Dropout(cfg.dropout)
         self.embed_tokens = embed_tokens
+        num_positions = getattr(cfg, f"max_{side}_positions")
         self.embed_positions = LearnedPositions(num_positions, dim, padding_idx, std=_EMBEDDING_STD)
         self.fc1 = weight_norm_linear(dim, layers[0].channels, cfg.dropout)
         self.residuals = [layer.residual for layer in layers]
         self.projections = _projections(layers, inputs)
+        kind = ConvTBC if side == "source" else LinearizedConvolution
         self.convolutions = nn.ModuleList(
             weight_norm_conv(kind(channels, 2 * layer.channels, layer.kernel_width), cfg.dropout)
             for channels, layer in zip(inputs, layers, strict=True)
@@ -136,14 +122,14 @@ class FConvEncoder(FConvStack, Encoder):
     def __init__(
         self, cfg: FConvConfig, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec], num_attention_layers: int
     ):
-        super().__init__(cfg, embed_tokens, cfg.max_source_positions, layers, ConvTBC)
+        super().__init__(cfg, "source", embed_tokens, layers)
         self.num_attention_layers = num_attention_layers
         self.fc2 = weight_norm_linear(layers[-1].channels, embed_tokens.embedding_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> FConvEncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward``."""
         padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx)
-        positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
+        positions = self.embed_positions(QueryPositions.of_source(src_tokens, None, padding_mask))
         embedded = self.dropout(self.embed_tokens(src_tokens) + positions)
 
         x = self.fc1(embedded)
@@ -160,7 +146,7 @@ class FConvEncoder(FConvStack, Encoder):
         return FConvEncoderOut(x, padding_mask, values=scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
 
 
-class FConvDecoder(FConvStack, IncrementalDecoder):
+class FConvDecoder(FConvStack, ProjectedOutput, IncrementalDecoder):
     """Convolutional decoder: gated causal convolutions, with attention to the source in some layers.
 
     Args:
@@ -174,11 +160,12 @@ class FConvDecoder(FConvStack, IncrementalDecoder):
     reads_history = False
     can_roll_back = True
     can_merge = True
+    early_exit = Decoder.early_exit  # not supported
 
     def __init__(
         self, cfg: FConvConfig, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec], attention: list[bool]
     ):
-        super().__init__(cfg, embed_tokens, cfg.max_target_positions, layers, LinearizedConvolution)
+        super().__init__(cfg, "target", embed_tokens, layers)
         dim, out_dim = embed_tokens.embedding_dim, cfg.decoder_out_embed_dim
         self.attention = nn.ModuleList(
             MultiStepAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
@@ -204,48 +191,34 @@ class FConvDecoder(FConvStack, IncrementalDecoder):
         """
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
-        start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
-        positions = self.embed_positions.of_target(seen, tokens.size(1), start_offsets)
-        embedded = self.dropout(self.embed_tokens(tokens) + positions)
+        queries = QueryPositions.of_target(tokens, seen, incremental_state, None)
+        embedded = self.dropout(self.embed_tokens(tokens) + self.embed_positions(queries))
         before_start = None  # true at positions before the start offset of a row, which are zeros for convolutions
-        if start_offsets is not None:
-            before_start = torch.arange(seen, seen + tokens.size(1), device=tokens.device) < start_offsets.unsqueeze(1)
+        if queries.start_offsets is not None:
+            steps = torch.arange(seen, seen + tokens.size(1), device=tokens.device)
+            before_start = steps < queries.start_offsets.unsqueeze(1)
 
         x = self.fc1(embedded)
         history = [x]
         maps: list[Tensor] = []
+        source = encoder_out.encoder_out, encoder_out.values, encoder_out.encoder_padding_mask
         for convolution, attention, projection, back in zip(
             self.convolutions, self.attention, self.projections, self.residuals, strict=True
         ):
             residual = projection(history[-back]) if back > 0 else None
             x = F.glu(convolution(_zero(self.dropout(x), before_start), incremental_state), dim=-1)
             if attention is not None:
-                x, weights = attention(
-                    x,
-                    embedded,
-                    encoder_out.encoder_out,
-                    encoder_out.values,
-                    encoder_out.encoder_padding_mask,
-                    need_weights=need_attention,
-                )
+                x, weights = attention(x, embedded, *source, need_weights=need_attention)
                 maps += [] if weights is None else [weights]
             x = x if residual is None else scaled_sum(x, residual)
             history.append(x)
         self.advance(incremental_state, tokens.size(1))
         return self.dropout(self.fc2(x)), torch.stack(maps).mean(0) if maps else None
 
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to logits ``(..., V)``."""
-        logits: Tensor = self.fc3(features)
-        return logits
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        return self.fc3.columns(ids)
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The features, the weight and the bias of the output layer; see ``Decoder.output_product``."""
-        return features, self.fc3.matrix(), self.fc3.bias
+    @property
+    def output_projection(self) -> Linear:  # type: ignore[override]
+        """The output layer, by the name of other decoders."""
+        return self.fc3
 
 
 def _projections(layers: list[ConvolutionSpec], dims: list[int]) -> nn.ModuleList:

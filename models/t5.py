@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.vocabularies import Vocabularies, check_joined, embedding_sizes
+from seqgen.data.dictionary import Vocabularies, check_joined, embedding_sizes
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.layered import LayeredDecoder, LayeredEncoder, LayerStack
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import RelativePositionBias
+from seqgen.modules.projected_output import make_output_projection
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.transformer_layer import AttentionLayer
 from seqgen.registry import register_model
@@ -31,13 +32,9 @@ from seqgen.registry import register_model
 _GELU_TANH = partial(F.gelu, approximate="tanh")
 
 FEED_FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": _GELU_TANH,
-    "silu": F.silu,
-    "gated-relu": F.relu,
-    "gated-gelu": _GELU_TANH,  # under this name, T5 1.1 uses the tanh approximation
-    "gated-silu": F.silu,
+    **{"relu": F.relu, "gelu": F.gelu, "gelu_new": _GELU_TANH, "silu": F.silu},
+    # under the name gated-gelu, T5 1.1 uses the tanh approximation
+    **{"gated-relu": F.relu, "gated-gelu": _GELU_TANH, "gated-silu": F.silu},
 }
 """Activations of the feed-forward network; with ``gated-``, the activated projection is multiplied by a second one."""
 
@@ -93,39 +90,22 @@ class T5Config:
         """True if features are multiplied by ``d_model ** -0.5`` before the output projection."""
         return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
-    def check(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: values exclude each other.
-        """
-        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if buckets % 2:
-            raise ConfigError(f"model.relative_attention_num_buckets={buckets} must be even")
-        if distance <= buckets // 2:
-            raise ConfigError(
-                f"model.relative_attention_max_distance={distance} must be more than half of "
-                f"model.relative_attention_num_buckets={buckets}"
-            )
-
 
 def _shape(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
     return T5Config(d_model=d_model, d_ff=d_ff, num_layers=layers, num_heads=heads, **further)
 
 
-def _v1_1(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
-    """A model of T5 1.1: gated, with an untied output projection."""
-    return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-
+_V1_1: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+"""T5 1.1 is gated, with an untied output projection."""
 
 PRESETS: dict[str, T5Config] = {
     "t5_tiny": _shape(128, 256, 4, 4, d_kv=32),
     "t5_small": _shape(512, 2048, 6, 8),
     "t5_base": _shape(768, 3072, 12, 12),
     "t5_large": _shape(1024, 4096, 24, 16),
-    "t5_v1_1_small": _v1_1(512, 1024, 8, 6),
-    "t5_v1_1_base": _v1_1(768, 2048, 12, 12),
-    "t5_v1_1_large": _v1_1(1024, 2816, 24, 16),
+    "t5_v1_1_small": _shape(512, 1024, 8, 6, **_V1_1),
+    "t5_v1_1_base": _shape(768, 2048, 12, 12, **_V1_1),
+    "t5_v1_1_large": _shape(1024, 2816, 24, 16, **_V1_1),
 }
 """Published models by name; Flan-T5 and mT5 have the shapes of T5 1.1."""
 
@@ -150,28 +130,20 @@ def t5_attention(cfg: T5Config, encoder_decoder: bool = False) -> MultiheadAtten
         scale=1.0,
     )
     with torch.no_grad():
-        if encoder_decoder:
-            nn.init.normal_(attention.q_proj.weight, std=(cfg.d_model * cfg.d_kv) ** -0.5)
-            nn.init.normal_(attention.kv_proj.weight, std=cfg.d_model**-0.5)
-        else:
-            nn.init.normal_(attention.in_proj.weight[: cfg.inner_dim], std=(cfg.d_model * cfg.d_kv) ** -0.5)
-            nn.init.normal_(attention.in_proj.weight[cfg.inner_dim :], std=cfg.d_model**-0.5)
-        nn.init.normal_(attention.out_proj.weight, std=cfg.inner_dim**-0.5)
+        inner = cfg.inner_dim
+        fused = None if encoder_decoder else attention.in_proj.weight.split([inner, 2 * inner])
+        query, others = fused or (attention.q_proj.weight, attention.kv_proj.weight)
+        nn.init.normal_(query, std=(cfg.d_model * cfg.d_kv) ** -0.5)
+        nn.init.normal_(others, std=cfg.d_model**-0.5)
+        nn.init.normal_(attention.out_proj.weight, std=inner**-0.5)
     return attention
 
 
 class WideLinear(Linear):
-    """A linear layer without bias that stays in float32 when the model is converted to float16.
+    """A linear layer that stays in float32 when the model is converted to float16.
 
     In the published models, the output of the last feed-forward projection exceeds the largest float16, 65,504.
-
-    Args:
-        in_features: dimension of the input.
-        out_features: dimension of the output.
     """
-
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``, in the dtype of the weight."""
@@ -203,7 +175,7 @@ class T5FeedForward(nn.Module):
         self.is_gated = cfg.is_gated
         self.activation = FEED_FORWARDS[cfg.feed_forward_proj]
         self.wi = Linear(cfg.d_model, cfg.d_ff * (2 if cfg.is_gated else 1), bias=False)
-        self.wo = WideLinear(cfg.d_ff, cfg.d_model)
+        self.wo = WideLinear(cfg.d_ff, cfg.d_model, bias=False)
         self.dropout = Dropout(cfg.dropout_rate)
         nn.init.normal_(self.wi.weight, std=cfg.d_model**-0.5)
         nn.init.normal_(self.wo.weight, std=cfg.d_ff**-0.5)
@@ -318,11 +290,7 @@ class T5Decoder(T5Stack, LayeredDecoder):
 
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
         super().__init__(cfg, embed_tokens, cfg.decoder_layers, is_decoder=True)
-        self.output_projection = Linear(cfg.d_model, embed_tokens.num_embeddings, bias=False)
-        if cfg.tie_word_embeddings:
-            self.output_projection.weight = embed_tokens.weight
-        else:
-            nn.init.normal_(self.output_projection.weight)
+        self.output_projection = make_output_projection(embed_tokens, cfg.tie_word_embeddings, 1.0)
 
     def projected_features(self, features: Tensor) -> Tensor:
         """Scale the features: a tied embedding has values of variance 1, so logits would have variance d_model."""
@@ -360,7 +328,12 @@ class T5Model(EncoderDecoderModel):
         Raises:
             ConfigError: values of the configuration exclude each other, or do not fit the dictionary.
         """
-        cfg.check()
+        buckets, distance = cfg.relative_attention_num_buckets, cfg.relative_attention_max_distance
+        if buckets % 2 or distance <= buckets // 2:
+            raise ConfigError(
+                f"model.relative_attention_num_buckets={buckets} must be even and less than twice "
+                f"model.relative_attention_max_distance={distance}"
+            )
         check_joined(task, "t5")
         _, rows = embedding_sizes(task, cfg.vocab_size, cfg.decoder_start_token_id)
         return cls(replace(cfg, vocab_size=rows), task.target_dictionary.pad())

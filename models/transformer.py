@@ -12,16 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import EncoderOut, Segments
-from seqgen.data.vocabularies import Vocabularies, embedding_sizes
+from seqgen.data.dictionary import Vocabularies, embedding_sizes
 from seqgen.modules.dropout import Dropout, LayerDropList
-from seqgen.modules.layered import LayeredDecoder, LayerStack
-from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of
+from seqgen.modules.layered import LayeredDecoder, LayeredEncoder, LayerStack
+from seqgen.modules.masks import QueryPositions
 from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions, token_embedding
+from seqgen.modules.projected_output import make_output_projection
 from seqgen.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer, TransformerEncoderLayer
 from seqgen.registry import register_model
 
@@ -94,18 +92,19 @@ class TransformerStack(LayerStack):
     """
 
     def __init__(
-        self,
-        cfg: Any,
-        side: str,
-        embed_tokens: nn.Embedding,
-        padding_idx: int | None,
-        make_layer: Callable[[int], nn.Module],
+        self, cfg: Any, side: str, embed_tokens: nn.Embedding, padding_idx: int, make_layer: Callable[[int], nn.Module]
     ):
         super().__init__()
         dim = embed_tokens.embedding_dim
+        before = padding_idx if cfg.position_offset is None else cfg.position_offset - 1
+        num_rows = getattr(cfg, "max_source_positions" if side == "encoder" else "max_target_positions") + before + 1
         norm = partial(nn.LayerNorm, dim, cfg.layer_norm_epsilon)
         self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg, side, dim, padding_idx)
+        self.embed_positions: Positions
+        if getattr(cfg, f"{side}_learned_pos"):
+            self.embed_positions = LearnedPositions(num_rows, dim, before, std=dim**-0.5)
+        else:
+            self.embed_positions = SinusoidalPositions(num_rows, dim, before, cfg.sinusoids)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = norm() if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
@@ -116,13 +115,7 @@ class TransformerStack(LayerStack):
 
     def embed(self, tokens: Tensor, queries: QueryPositions) -> Tensor:
         """The sum of the embeddings of tokens and positions; see ``LayerStack.embed``."""
-        if queries.segments is not None:
-            positions = self.embed_positions.of_segments(queries.segments, "target" if queries.causal else "source")
-        elif queries.causal:
-            positions = self.embed_positions.of_target(queries.seen, queries.new, queries.start_offsets)
-        else:
-            positions = self.embed_positions.of_source(queries.new, queries.padding_mask)
-        x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
+        x = torch.add(self.embed_positions(queries), self.embed_tokens(tokens), alpha=self.embed_scale)
         embedded: Tensor = self.dropout(self.layernorm_embedding(x))
         return embedded
 
@@ -136,7 +129,7 @@ class TransformerStack(LayerStack):
         return self.embed_positions.max_positions
 
 
-class TransformerEncoder(TransformerStack, Encoder):
+class TransformerEncoder(TransformerStack, LayeredEncoder):
     """Transformer encoder: layers of self-attention.
 
     Args:
@@ -146,29 +139,9 @@ class TransformerEncoder(TransformerStack, Encoder):
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding):
         pad = embed_tokens.padding_idx
+        assert pad is not None
         super().__init__(cfg, "encoder", embed_tokens, pad, lambda _: TransformerEncoderLayer(cfg, "encoder"))
-
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
-        padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx) if segments is None else None
-        x = self.embed(src_tokens, QueryPositions.of_source(src_tokens, segments, padding_mask))
-        queries = QueryPositions.of_source(src_tokens, segments)
-        for index, layer in self.layers.active():
-            x, _ = layer(x, attn_mask=self.self_attention_mask(queries, index), key_padding_mask=padding_mask)
-        return EncoderOut(self.finish(x), padding_mask)
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer, in addition to padding, which is always hidden.
-
-        Args:
-            queries: the positions of the source.
-            layer: index of the layer.
-
-        Returns:
-            Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H, S,
-            S)``; ``None`` if each position attends to all others.
-        """
-        return queries.allowed
+        self.padding_idx = pad
 
 
 class TransformerDecoder(TransformerStack, LayeredDecoder):
@@ -182,25 +155,10 @@ class TransformerDecoder(TransformerStack, LayeredDecoder):
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
         pad = embed_tokens.padding_idx
+        assert pad is not None
         super().__init__(cfg, "decoder", embed_tokens, pad, lambda _: TransformerDecoderLayer(cfg, encoder_dim))
-        dim = cfg.decoder_embed_dim
-        self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=cfg.output_bias)
-        if cfg.output_bias:
-            nn.init.zeros_(self.output_projection.bias)
-        if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
-            self.output_projection.weight = embed_tokens.weight
-        else:
-            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
-
-
-def _positions(cfg: Any, side: str, dim: int, padding_idx: int | None) -> Positions:
-    """The position table of one side."""
-    assert padding_idx is not None
-    before = padding_idx if cfg.position_offset is None else cfg.position_offset - 1
-    num_rows = (cfg.max_source_positions if side == "encoder" else cfg.max_target_positions) + before + 1
-    if getattr(cfg, f"{side}_learned_pos"):
-        return LearnedPositions(num_rows, dim, before, std=dim**-0.5)
-    return SinusoidalPositions(num_rows, dim, before, cfg.sinusoids)
+        tied, std = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed, cfg.decoder_embed_dim**-0.5
+        self.output_projection = make_output_projection(embed_tokens, tied, std, cfg.output_bias)
 
 
 def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerConfig:
@@ -252,17 +210,17 @@ class TransformerModel(EncoderDecoderModel):
             ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
         """
         source, target = task.source_dictionary, task.target_dictionary
-        _check(cfg)
         embedding_sizes(task, 0, cfg.decoder_start_token_id)
         source_embedding = _embedding(source, cfg.encoder_embed_dim)
         shared = next((key for key in _SHARING if getattr(cfg, key)), None)
         if shared is None:
             target_embedding = _embedding(target, cfg.decoder_embed_dim)
-        elif source is target or source == target:
+        elif (source is target or source == target) and cfg.encoder_embed_dim == cfg.decoder_embed_dim:
             target_embedding = source_embedding
         else:
             raise ConfigError(
-                f"model.{shared} needs one vocabulary for source and target; use a joint vocabulary, or "
+                f"model.{shared} needs one vocabulary for source and target, and encoder_embed_dim and "
+                "decoder_embed_dim to be the same; use a joint vocabulary, or "
                 "model.share_decoder_input_output_embed=true"
             )
         encoder = TransformerEncoder(cfg, source_embedding)
@@ -280,29 +238,3 @@ _SHARING = ("share_all_embeddings", "share_encoder_decoder_embed")
 
 def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
     return token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
-
-
-def check_layers(cfg: Any, *sides: str) -> None:
-    """Check the keys of the layers of a transformer.
-
-    Args:
-        cfg: the configuration.
-        sides: ``encoder``, ``decoder`` or both.
-
-    Raises:
-        ConfigError: a hidden size is not a multiple of the number of heads.
-    """
-    for side in sides:
-        dim, heads = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_attention_heads")
-        if dim % heads:
-            raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
-
-
-def _check(cfg: TransformerConfig) -> None:
-    check_layers(cfg, "encoder", "decoder")
-    for key in _SHARING:
-        if getattr(cfg, key) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
-            raise ConfigError(
-                f"model.{key} needs encoder_embed_dim and decoder_embed_dim to be the same, but they are "
-                f"{cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
-            )

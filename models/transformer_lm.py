@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from seqgen.config import like, option
 from seqgen.core.incremental_state import StateDict
-from seqgen.data.vocabularies import Vocabularies
-from seqgen.models.transformer import TransformerConfig, TransformerStack, check_layers
+from seqgen.data.dictionary import Vocabularies
+from seqgen.models.transformer import TransformerConfig, TransformerStack
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.language_model import LanguageModel, LanguageModelDecoder
-from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.positions import token_embedding
-from seqgen.modules.projected_output import ProjectedOutput
+from seqgen.modules.projected_output import ProjectedOutput, make_output_projection
 from seqgen.modules.transformer_layer import TransformerDecoderLayer
 from seqgen.registry import register_model
 
@@ -33,17 +32,11 @@ class TransformerLMConfig:
     decoder_ffn_embed_dim: int = option(2048, "hidden size of the feed-forward layers", minimum=1)
     decoder_layers: int = option(6, "number of layers", minimum=1)
     decoder_attention_heads: int = option(8, "number of attention heads", minimum=1)
-    decoder_normalize_before: bool = option(
-        True, "apply layer normalization before each sublayer (pre-norm); if false, after it"
-    )
+    decoder_normalize_before: bool = like(TransformerConfig, "decoder_normalize_before", True)
     no_decoder_final_norm: bool = option(False, "no layer normalization after the last layer (pre-norm only)")
     decoder_learned_pos: bool = option(False, "learned position embeddings instead of sinusoidal ones")
-    decoder_layerdrop: float = option(
-        0.0, "LayerDrop: probability of skipping a layer in training", minimum=0, maximum=0.99
-    )
-    share_decoder_input_output_embed: bool = option(
-        False, "use the input embedding as the output projection (tied weights)"
-    )
+    decoder_layerdrop: float = like(TransformerConfig, "decoder_layerdrop")
+    share_decoder_input_output_embed: bool = like(TransformerConfig, "share_decoder_input_output_embed")
     no_scale_embedding: bool = like(TransformerConfig, "no_scale_embedding")
     layernorm_embedding: bool = like(TransformerConfig, "layernorm_embedding")
     embedding_dropout: float | None = option(
@@ -87,28 +80,18 @@ class TransformerLMDecoder(TransformerStack, ProjectedOutput, LanguageModelDecod
     can_merge = True
 
     def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding, padding_idx: int):
+        scale = cfg.attention_scale
         super().__init__(
-            cfg,
-            "decoder",
-            embed_tokens,
-            padding_idx,
-            lambda index: TransformerDecoderLayer(cfg, None, cfg.attention_scale(index)),
+            cfg, "decoder", embed_tokens, padding_idx, lambda index: TransformerDecoderLayer(cfg, None, scale(index))
         )
         if cfg.embedding_dropout is not None:
             self.dropout = Dropout(cfg.embedding_dropout)
-        self.output_projection = Linear(cfg.decoder_embed_dim, embed_tokens.num_embeddings, bias=False)
-        if cfg.share_decoder_input_output_embed:
-            self.output_projection.weight = embed_tokens.weight
-        else:
-            nn.init.normal_(self.output_projection.weight, std=cfg.decoder_embed_dim**-0.5)
+        tied, std = cfg.share_decoder_input_output_embed, cfg.decoder_embed_dim**-0.5
+        self.output_projection = make_output_projection(embed_tokens, tied, std)
 
     def transform(self, tokens: Tensor, queries: QueryPositions, incremental_state: StateDict | None = None) -> Tensor:
         """Compute the last hidden features of new columns; see ``LanguageModelDecoder``."""
-        x = self.embed(tokens, queries)
-        for index, layer in self.layers.active():
-            mask = self.self_attention_mask(queries, index)
-            x, _ = layer(x, attn_mask=mask, is_causal=mask is None, incremental_state=incremental_state)
-        return self.finish(x)
+        return self.run(tokens, queries, incremental_state=incremental_state)[0]
 
 
 _TINY = TransformerLMConfig(
@@ -146,7 +129,6 @@ class TransformerLanguageModel(LanguageModel):
         Raises:
             ConfigError: the hidden size is not a multiple of the number of heads.
         """
-        check_layers(cfg, "decoder")
         dim, dictionary = cfg.decoder_embed_dim, task.target_dictionary
         padding_idx = dictionary.pad()
         # padding is masked by length: it may be end-of-sentence (GPT-2), whose embedding is trained

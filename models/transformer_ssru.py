@@ -5,6 +5,7 @@ Production and Back: Ludicrously Fast Neural Machine Translation"), the decoder 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +35,14 @@ class SSRU(StatefulModule):
         nn.init.zeros_(self.forget.bias)
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = True,
-        incremental_state: StateDict | None = None,
+        self, x: Tensor, *, incremental_state: StateDict | None = None, **of_attention: Any
     ) -> tuple[Tensor, None]:
         """Transform each new position.
 
         Args:
             x: ``(N, T, C)``.
-            attn_mask: has no effect: a position depends on all before it.
-            is_causal: has no effect.
             incremental_state: the decoding state; ``None`` for the parallel pass.
+            of_attention: arguments of self-attention, without effect: a position depends on all before it.
 
         Returns:
             ``(N, T, C)``, and ``None`` because there are no weights.

@@ -25,25 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["GenerationConfig", "LoadedModel", "TextStreamer", "Translator"]
 __all__ += ["load_model", "load_models", "save_generation"]
 
-_HOMES = {
-    "LoadedModel": "seqgen.checkpoints.loaders",
-    **dict.fromkeys(("load_model", "load_models"), "seqgen.checkpoints.loading"),
-    "save_generation": "seqgen.checkpoints.run_config",
-    "GenerationConfig": "seqgen.config",
-    "Translator": "seqgen.text.translator",
-    "TextStreamer": "seqgen.text.word_streaming",
-}
-
 
 def __getattr__(name: str) -> Any:
     """What Python users begin with is imported when it is first asked for, so that ``import seqgen`` costs nothing.
 
     The built-in models and tasks are declared then, as the commands do.
     """
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'seqgen' has no attribute {name!r}")
     for package in ("seqgen.models", "seqgen.tasks"):
         importlib.import_module(package)
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    from seqgen.core.lazy_names import lazy_names
+
+    load, _ = lazy_names(__name__)
+    return load(name)

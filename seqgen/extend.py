@@ -32,57 +32,46 @@ if TYPE_CHECKING:
     from seqgen.config.added_options import register_options
     from seqgen.config.compose import component_config, compose_given
     from seqgen.config.values import split_argument, to_dict
-    from seqgen.core.backpointers import BackPointers
-    from seqgen.core.beam_search import BeamSearch, Greedy
-    from seqgen.core.candidates import Candidates, best_continuations, gather_beams
-    from seqgen.core.combinations import Combination, ProbabilityMean, combine
-    from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS,
-        MEMBER_LPROBS, BatchInfo, Component, Composite, Phrases, begin_component, flattened)
-    from seqgen.core.context import LayerLogits, StepContext, StepOutputs
-    from seqgen.core.contract import ContractError, contract_error
-    from seqgen.core.decoder import Decoder, IncrementalDecoder
-    from seqgen.core.encoder import Encoder
-    from seqgen.core.errors import (CheckpointError, ConfigError, DataError, DecodingError, ResourceError, UserError,
-        listing, nearest, shown)
-    from seqgen.core.finished import EachRow, FinishedHypotheses, FirstFinished, Ranking
-    from seqgen.core.incremental_state import (IncrementalState, StateDict, StatefulModule, rows_of_parents,
-        rows_of_sentences)
-    from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, has_features
-    from seqgen.core.model import EncoderDecoderModel
-    from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
-    from seqgen.core.processors import LogitsProcessor, apply_all
-    from seqgen.core.rules import StoppingRule
-    from seqgen.core.scores import Scores, own_beams
-    from seqgen.core.scoring import Scoring
-    from seqgen.core.search import Search, choose_candidates
-    from seqgen.core.sequence_generator import SequenceGenerator
-    from seqgen.core.session import Session, has_steps
-    from seqgen.core.setup import DecodingRequest, DecodingSetup
-    from seqgen.core.structures import (Batch, DecoderOut, EncoderOut, Hypothesis, Segments, Source, map_tensors,
-        tensors_in)
+    from seqgen.core import (BackPointers, Batch, BatchInfo, BeamSearch, Candidates, CheckpointError, Combination,
+        Component, Composite, ConfigError, ContractError, DataError, Decoder, DecoderOut, DecodingError,
+        DecodingRequest, DecodingSetup, EachRow, Encoder, EncoderDecoderModel, EncoderOut, FinishedHypotheses,
+        FirstFinished, Forbidden, Greedy, Hypothesis, IncrementalDecoder, IncrementalState, LayerLogits,
+        LogitsProcessor, Member, MemberOutput, MemberSpec, Observer, Outcome, ProbabilityMean, Ranking, Scores, Scoring,
+        Search, SequenceGenerator, Session, Source, StatefulModule, StepContext, StepOutputs, StepRecord, StoppingRule,
+        UserError, best_continuations, check_features, gather_beams, map_tensors, own_beams)
+    from seqgen.core.combinations import combine
+    from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS,
+        Phrases, begin_component, flattened)
+    from seqgen.core.contract import contract_error
+    from seqgen.core.errors import ResourceError, listing, nearest, shown
+    from seqgen.core.incremental_state import StateDict, rows_of_parents, rows_of_sentences
+    from seqgen.core.member import has_features
+    from seqgen.core.processors import apply_all
+    from seqgen.core.search import choose_candidates
+    from seqgen.core.session import has_steps
+    from seqgen.core.structures import Segments, tensors_in
     from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
-    from seqgen.data.dictionary import Dictionary
+    from seqgen.data.dictionary import Dictionary, Vocabularies, check_joined, embedding_sizes
     from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption, replace_spans, span_counts, span_mask
     from seqgen.data.pair_dataset import Dataset, Example, PairDataset, Side, collate, pad_rows
     from seqgen.data.parquet import read_column
-    from seqgen.data.record_lines import (DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, Records, Template,
+    from seqgen.data.records import (JsonFormat, PlainFormat, RecordFormat, Records, Template,
         TsvFormat, is_json, read_fields, read_header)
     from seqgen.data.text import (ParallelFiles, decode_line, digest, find_files, find_parallel, is_pipe, read_chunks,
         read_lines, stream_lines)
     from seqgen.data.text_datasets import NoisyTextDataset
-    from seqgen.data.token_store import available_cores, build_store
+    from seqgen.data.token_store import available_cores
     from seqgen.data.tokenizers.base import (SENTINEL, Tokenizer, WhitespaceTokenizer, load_tokenizer, read_ids,
         register_tokenizer, save_tokenizer, write_settings)
     from seqgen.data.tokenizers.languages import AddedTokens, TargetLanguage
     from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
     from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-    from seqgen.data.vocabularies import Vocabularies, check_joined, embedding_sizes
     from seqgen.decoding.building import Resources, build_component
     from seqgen.decoding.combinations import Fusion, LogProbabilityMean, MeanConfig
     from seqgen.decoding.continuous_batching import generate_continuously
     from seqgen.decoding.fairseq_arguments import fairseq_generator
     from seqgen.decoding.options import build_setup
-    from seqgen.decoding.planned_member import PlannedMember
+    from seqgen.decoding.members import PlannedMember
     from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
     from seqgen.decoding.processors.tokens import Forbid, ForcePrefix, PrefixConstraint
     from seqgen.decoding.scorer import ScoredTarget, SequenceScorer
@@ -91,7 +80,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.search.sampling import TOKEN, RandomSearch, Sampling, draw, drawn_scores, uniform
     from seqgen.decoding.speculative.verification import (Draft, Drafter, Drafts, LookAhead, SpeculativeSearch,
         SpeculativeSession)
-    from seqgen.decoding.streaming import Streamer
+    from seqgen.decoding.observers import Streamer
     from seqgen.metrics import TextScore, Texts, corpus_metric, corpus_scores, register_metric
     from seqgen.models.huggingface.checkpoint import save_pretrained
     from seqgen.models.huggingface.weights import Layout, Piece, load_weights, stacked_pieces
@@ -131,14 +120,14 @@ if TYPE_CHECKING:
         split_files)
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
     from seqgen.text.input_line import InputLine, MemberSource, split_alternatives, with_prefixes
-    from seqgen.text.languages import LanguageReader, TextModel, encode_target
+    from seqgen.text.languages import LanguageReader, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
+    from seqgen.text.members import ModelInMemory, TextModel
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
     from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
         count_ngrams, expected_utilities, utility_from_config)
     from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.text_decoding import TextDecoding
-    from seqgen.text.translator import ModelInMemory
     from seqgen.text.word_streaming import WordStreamer
     from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, TrainingContext, target_logits
     from seqgen.training.cross_entropy import cross_entropy
@@ -196,12 +185,12 @@ __all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_cl
 __all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "record_passes", "register_model"]
 __all__ += ["save_pretrained", "segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
-__all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "DocumentEncoder", "Example"]
+__all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "Example"]
 __all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "Objective", "PairDataset"]
 __all__ += ["ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "PlainFormat", "PromptTask", "RawTextConfig"]
 __all__ += ["RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", "Side", "SpanCorruption"]
 __all__ += ["TargetLanguage", "Task", "Template", "Tokenizer", "TranslationConfig", "TranslationTask", "TsvFormat"]
-__all__ += ["WhitespaceTokenizer", "build_store", "cache_folder", "check_split", "collate", "decode_line"]
+__all__ += ["WhitespaceTokenizer", "cache_folder", "check_split", "collate", "decode_line"]
 __all__ += ["find_files", "find_parallel", "is_json", "is_pipe", "load_pretrained_tokenizer", "load_tokenizer"]
 __all__ += ["missing_split", "mixing_rates", "number_names", "pad_rows", "read_chunks", "read_column", "read_fields"]
 __all__ += ["read_header", "read_ids", "read_lines", "read_model", "register_task", "register_tokenizer"]

@@ -104,9 +104,8 @@ class StepLogits(Observer):
         if self.steps is not None and context.step not in self.steps:
             return
         members = [context.by_sentence(logits).cpu() for logits in context.outputs.member_logits or []]
-        for row, (sentence, done) in enumerate(
-            zip(context.sentences.ids.tolist(), record.was_done.tolist(), strict=True)
-        ):
+        sentences = zip(context.sentences.ids.tolist(), record.was_done.tolist(), strict=True)
+        for row, (sentence, done) in enumerate(sentences):
             if not done:
                 self.found[sentence][context.step] = [logits[row].clone() for logits in members]
 
@@ -138,7 +137,13 @@ def masked_heads(
             if mask is None:
                 continue
             modules = _attention_of(model, name)
-            for attention, factors in zip(modules, _by_layer(mask, modules, name), strict=True):
+            layers, heads = len(modules), modules[0].num_heads
+            if tuple(mask.shape) not in ((heads,), (layers, heads)):
+                raise ConfigError(
+                    f"the mask {name} has the shape {tuple(mask.shape)}; give ({layers}, {heads}), the layers and "
+                    f"heads of the model, or ({heads},) for all layers"
+                )
+            for attention, factors in zip(modules, mask.expand(layers, heads), strict=True):
                 handle = attention.out_proj.register_forward_pre_hook(_scaling(attention.head_dim, factors))
                 stack.callback(handle.remove)
         yield
@@ -147,24 +152,12 @@ def masked_heads(
 def _attention_of(model: EncoderDecoderModel, name: str) -> list[MultiheadAttention]:
     """The attention modules that ``encoder``, ``decoder`` or ``cross`` names, one for each layer."""
     self_attention, cross = attention_modules(model.encoder if name == "encoder" else model.decoder)
-    found = [
-        module for module in (cross if name == "cross" else self_attention) if isinstance(module, MultiheadAttention)
-    ]
+    modules = cross if name == "cross" else self_attention
+    found = [module for module in modules if isinstance(module, MultiheadAttention)]
     if not found:
         where = {"encoder": "self-attention in the encoder", "decoder": "self-attention in the decoder"}
         raise ConfigError(f"{type(model).__name__} has no heads of {where.get(name, 'encoder-decoder attention')}")
     return found
-
-
-def _by_layer(mask: Tensor, modules: list[MultiheadAttention], name: str) -> Tensor:
-    """The factors ``(layers, heads)``."""
-    layers, heads = len(modules), modules[0].num_heads
-    if tuple(mask.shape) not in ((heads,), (layers, heads)):
-        raise ConfigError(
-            f"the mask {name} has the shape {tuple(mask.shape)}; give ({layers}, {heads}), the layers and heads of the "
-            f"model, or ({heads},) for all layers"
-        )
-    return mask.expand(layers, heads)
 
 
 def _scaling(head_dim: int, factors: Tensor) -> Any:

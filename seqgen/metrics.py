@@ -48,11 +48,6 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[st
     return corpus_scores(METRICS, Texts(hypotheses, references))
 
 
-def signatures() -> dict[str, str]:
-    """sacreBLEU's signatures of the scores of ``text_scores``, by name."""
-    return {name: score.signature for name, score in text_scores(["a"], ["a"]).items() if score.signature}
-
-
 @dataclass(frozen=True)
 class Texts:
     """The texts of one score.
@@ -115,11 +110,7 @@ CORPUS_METRICS: dict[str, CorpusMetric] = {}
 
 
 def register_metric(
-    name: str,
-    help: str,
-    lower_is_better: bool = False,
-    needs_sources: bool = False,
-    settings: Sequence[str] = SETTINGS,
+    name: str, help: str, lower_is_better: bool = False, needs_sources: bool = False, settings: Sequence[str] = SETTINGS
 ) -> Callable[[Callable[[Texts], TextScore]], Callable[[Texts], TextScore]]:
     """Register the decorated function as a metric.
 
@@ -171,9 +162,9 @@ def corpus_scores(names: Sequence[str], texts: Texts) -> dict[str, TextScore]:
     for name, metric in metrics.items():
         if metric.needs_sources and not texts.sources:
             raise ConfigError(f"metric {name} reads the sources; set source=FILE")
-    if len(texts.hypotheses) != len(texts.references) or not texts.references:
-        numbers = f"{len(texts.hypotheses)} hypotheses cannot be scored against {len(texts.references)} references"
-        raise ValueError(numbers)
+    hypotheses, references = len(texts.hypotheses), len(texts.references)
+    if hypotheses != references or not references:
+        raise ValueError(f"{hypotheses} hypotheses cannot be scored against {references} references")
     return {name: metric.score(texts) for name, metric in metrics.items()}
 
 
@@ -211,8 +202,9 @@ def exact_match(texts: Texts) -> TextScore:
 
 
 _CHRF_WORDS = "chrF++: chrF with words and pairs of words (Popović 2017), by sacreBLEU"
-_TER = "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU"
+
 _register_sacrebleu("chrf++", _CHRF_WORDS, "CHRF", ("lowercase",), word_order=2)
+_TER = "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU"
 _register_sacrebleu("ter", _TER, "TER", lower_is_better=True)  # it ignores case, as the original tool does
 
 
@@ -224,10 +216,8 @@ def _rouge(texts: Texts, variant: str) -> TextScore:
         raise ConfigError(f"metric {variant} needs a package: pip install rouge-score") from None
     scorer = RougeScorer([variant])
     pairs = zip(texts.references_of_sentences(), texts.hypotheses, strict=True)
-    values = [
-        100 * max(scorer.score(reference, output)[variant].fmeasure for reference in wanted) for wanted, output in pairs
-    ]
-    return _mean(values, "rouge-score|stemmer:no")
+    best = (max(scorer.score(one, output)[variant].fmeasure for one in wanted) for wanted, output in pairs)
+    return _mean([100 * value for value in best], "rouge-score|stemmer:no")
 
 
 for _name in ("rouge1", "rouge2", "rougeL"):
@@ -252,8 +242,7 @@ def comet(texts: Texts) -> TextScore:
     for references in texts.every_reference:
         rows = zip(texts.sources, texts.hypotheses, references, strict=True)
         data: list[Mapping[str, str]] = [{"src": source, "mt": output, "ref": ref} for source, output, ref in rows]
-        each.append(
-            [100 * float(value) for value in model.predict(data, batch_size=16, gpus=0, progress_bar=False).scores]
-        )
+        scores = model.predict(data, batch_size=16, gpus=0, progress_bar=False).scores
+        each.append([100 * float(value) for value in scores])
     means = [sum(values) / len(values) for values in zip(*each, strict=True)]
     return _mean(means, f"comet|model:{texts.model}")

@@ -23,9 +23,6 @@ from seqgen.core.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=type)
 
-LISTED = 12
-"""Maximum number of names that the message about an unknown name lists."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -88,23 +85,17 @@ class Registry:
     Args:
         kind: what the components are, in words, for messages ("model", "learning-rate schedule").
         group: the configuration group that selects one ("model", "lr_scheduler").
+        module: the module that registers the names for which no other one is declared; empty for none.
+
+    Attributes:
+        recorded: the users' files that registered names when a run was made, for the message if a name is missing.
     """
 
-    def __init__(self, kind: str, group: str):
-        self.kind = kind
-        self.group = group
+    def __init__(self, kind: str, group: str, module: str = ""):
+        self.kind, self.group = kind, group
         self._entries: dict[str, Entry] = {}
-        self._modules: dict[str, str] = {}
-        self._recorded: dict[str, str] = {}
-
-    def record_file(self, name: str, file: str) -> None:
-        """Record the user's file that registered a name when a run was made, for the message if the name is missing.
-
-        Args:
-            name: the component's name.
-            file: the file.
-        """
-        self._recorded[name] = file
+        self._modules = {"": module} if module else {}
+        self.recorded: dict[str, str] = {}
 
     def declare(self, prefix: str, module: str) -> None:
         """Declare the module that registers the names with a prefix; it is imported when such a name is looked up.
@@ -133,8 +124,8 @@ class Registry:
         """
 
         def decorator(component: C) -> C:
-            schema = config if config is not None else make_dataclass(f"{component.__name__}Config", [])
-            self._add(Entry(name, component, schema, dict(presets or {})))
+            schema = make_dataclass(f"{component.__name__}Config", []) if config is None else config
+            self._add(Entry(name, component, schema, presets or {}))
             return component
 
         return decorator
@@ -154,9 +145,6 @@ class Registry:
                     f"{self.kind}s {other.name!r} ({other.defined_in}) and {entry.name!r} ({entry.defined_in}) share "
                     f"the configuration {entry.config.__name__}; subclass it for one of them"
                 )
-        for name, preset in entry.presets.items():
-            if type(preset) is not entry.config:
-                raise ConfigError(f"preset {name!r} of {self.kind} {entry.name!r} is not a {entry.config.__name__}")
         self._entries |= dict.fromkeys((entry.name, *entry.presets), entry)
 
     def find(self, name: str) -> Entry | None:
@@ -175,23 +163,17 @@ class Registry:
         Raises:
             ConfigError: the name does not exist; the message lists the existing names and suggests a similar one.
         """
-        found = self.find(name)
-        if found is None:
-            for prefix in sorted(self._modules, key=len, reverse=True):
-                if name.startswith(prefix):
-                    import_declared(self._modules[prefix], f"{self.kind} {name!r}")
-                    break
-            found = self.find(name)
-        if found is None:
-            known = self.names()
-            found = self.find(name)  # names() has imported all modules
-            if found is None:
-                raise ConfigError(self._missing(name, known))
-        return found
+        if name not in self._entries:
+            prefixes = [prefix for prefix in self._modules if name.startswith(prefix)]
+            if prefixes:
+                import_declared(self._modules[max(prefixes, key=len)], f"{self.kind} {name!r}")
+        if name not in self._entries and name not in (known := self.names()):  # which imports all modules
+            raise ConfigError(self._missing(name, known))
+        return self._entries[name]
 
     def _missing(self, name: str, known: list[str]) -> str:
         """The error message for a name that is not registered."""
-        if file := self._recorded.get(name):
+        if file := self.recorded.get(name):
             return (
                 f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; to run that "
                 f"file's code, if you trust it, set common.user_dir={file}, or import it in Python"
@@ -199,7 +181,7 @@ class Registry:
         hint = nearest(name, known, count=3)
         if not known:
             names = "none is registered"
-        elif len(known) <= LISTED:
+        elif len(known) <= 12:  # few enough for a message
             names = f"choose one of: {', '.join(known)}"
         else:
             choice = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
@@ -254,18 +236,18 @@ class Registry:
 MODELS = Registry("model", "model")
 """The models that are registered, by name."""
 TASKS = Registry("task", "task")
-CRITERIA = Registry("criterion", "criterion")
-OPTIMIZERS = Registry("optimizer", "optimizer")
-LR_SCHEDULERS = Registry("learning-rate schedule", "lr_scheduler")
-SEARCHES = Registry("search strategy", "search")
+CRITERIA = Registry("criterion", "criterion", "seqgen.training.criteria")
+OPTIMIZERS = Registry("optimizer", "optimizer", "seqgen.training.optimizers")
+LR_SCHEDULERS = Registry("learning-rate schedule", "lr_scheduler", "seqgen.training.lr_schedulers")
+SEARCHES = Registry("search strategy", "search", "seqgen.decoding.search.diverse")
 LOGITS_PROCESSORS = Registry("logits processor", "processor")
-COMBINATIONS = Registry("combination", "combination")
+COMBINATIONS = Registry("combination", "combination", "seqgen.decoding.combinations")
 STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
-UTILITIES = Registry("utility", "utility")
+UTILITIES = Registry("utility", "utility", "seqgen.text.reranking")
 RERANKERS = Registry("reranker", "reranker")
 MEMBER_SOURCES = Registry("member source", "source")
-FEATURES = Registry("feature", "feature")
+FEATURES = Registry("feature", "feature", "seqgen.addons.confidence.features")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -318,16 +300,9 @@ register_reranker = RERANKERS.register
 register_member_source = MEMBER_SOURCES.register
 register_feature = FEATURES.register
 
-# the built-in components, except those that models/ and tasks/ declare themselves
-CRITERIA.declare("", "seqgen.training.criteria")
-OPTIMIZERS.declare("", "seqgen.training.optimizers")
-LR_SCHEDULERS.declare("", "seqgen.training.lr_schedulers")
-SEARCHES.declare("", "seqgen.decoding.search.diverse")
+# further strategies; models/ and tasks/ declare their components themselves
 SEARCHES.declare("constrained", "seqgen.decoding.search.constrained")
 SEARCHES.declare("sampling", "seqgen.decoding.search.sampling")
 SEARCHES.declare("beam_sampling", "seqgen.decoding.search.sampling")
 SEARCHES.declare("contrastive", "seqgen.decoding.search.contrastive")
 SEARCHES.declare("marian", "seqgen.addons.marian.search")
-COMBINATIONS.declare("", "seqgen.decoding.combinations")
-UTILITIES.declare("", "seqgen.text.reranking")
-FEATURES.declare("", "seqgen.addons.confidence.features")

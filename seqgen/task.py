@@ -22,15 +22,10 @@ from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import Dataset, collate
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.decoding.observers import Streamer, Streaming
 from seqgen.decoding.options import build_setup
-from seqgen.decoding.streaming import Streamer, Streaming
-from seqgen.metrics import signatures, text_scores
+from seqgen.metrics import text_scores
 from seqgen.registry import MODELS
-
-
-def are_languages(*sides: str) -> bool:
-    """True if the names of sides, such as endings of files, are codes of languages such as ``en``, not ``article``."""
-    return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 
 def other_languages(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -44,17 +39,7 @@ def other_languages(one: Sequence[str], other: Sequence[str]) -> bool:
     return any(first != second and len(first) == len(second) for first, second in codes)
 
 
-class _Scored(Flagged):
-    """Declares that a task with other ``metrics`` than those of sacreBLEU has no signatures of sacreBLEU."""
-
-    flags: ClassVar[Flags] = {"metric_signatures": ("metrics",)}
-
-    def metric_signatures(self) -> dict[str, str]:
-        """The signatures of the scores of ``metrics``, by name."""
-        return {}
-
-
-class Task(_Scored):
+class Task(Flagged):
     """The data, tokenizers, batches and evaluation of a task.
 
     A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.
@@ -72,8 +57,9 @@ class Task(_Scored):
         "joins_batches": ("inference_step",),
         "reads_plain_lines": ("input_of",),
         "encodes_by_tokenizer": ("encode_source", "encode_target"),
+        "metric_signatures": ("metrics",),
     }
-    safe_values: ClassVar[Mapping[str, bool]] = dict.fromkeys(flags, False)
+    safe_values: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(flags, False), "metric_signatures": lambda self: {}}
 
     joins_batches: bool = True
     """True if waiting sentences may join a running batch, without a call of ``inference_step`` for each batch."""
@@ -100,7 +86,8 @@ class Task(_Scored):
     def language_pair(self) -> tuple[str, ...]:
         """The codes of the source and target language; empty if they are not known, or there are several pairs."""
         sides = tuple(str(getattr(self.cfg, f"{side}_lang", "")) for side in ("source", "target"))
-        return sides if are_languages(*sides) else ()
+        # the endings of files are codes such as ``en``, or words such as ``article``
+        return sides if all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides) else ()
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
@@ -117,13 +104,13 @@ class Task(_Scored):
         raise NotImplementedError
 
     def load_dataset(self, split: str) -> Dataset:
-        """Load a split and encode it; ``dataset`` calls this once for each split.
+        """Load a split and encode it; ``dataset`` calls this once for each split and stores what it returns.
 
         Args:
             split: ``train``, ``valid`` or ``test``.
 
         Returns:
-            The dataset, which is also stored in ``self.datasets[split]``.
+            The dataset.
         """
         raise NotImplementedError
 
@@ -392,7 +379,7 @@ class Task(_Scored):
 
     def metric_signatures(self) -> dict[str, str]:
         """The signatures of sacreBLEU, by name; a subclass with other ``metrics`` has none unless it defines some."""
-        return signatures()
+        return {name: score.signature for name, score in text_scores(["a"], ["a"]).items() if score.signature}
 
 
 class PromptTask(Task):

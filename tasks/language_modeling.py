@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.config import option
+from seqgen.config import like, option
 from seqgen.core.errors import ConfigError
 from seqgen.data.text import read_lines
 from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
@@ -20,11 +20,7 @@ from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 class LanguageModelingConfig(RawTextConfig):
     """The raw text, and how it is cut into examples."""
 
-    tokenizer: str = option(
-        "sentencepiece",
-        "sentencepiece, whitespace, bytes, t5 (SentencePiece with sentinels), pretrained (from a folder)",
-        choices=("sentencepiece", "whitespace", "bytes", "t5", "pretrained"),
-    )
+    tokenizer: str = like(RawTextConfig, "tokenizer", "sentencepiece")
     train: list[str] = option(
         [], "training text: files or wildcards, plain or .gz, one sentence on each line", role="input_path"
     )
@@ -55,14 +51,10 @@ class LanguageModelingTask(PromptTask, RawTextTask):
 
     def load_dataset(self, split: str) -> BlockDataset:
         """Read a split and encode it, once; see ``Task.load_dataset``."""
-        files = split_files(self.cfg, split)
-        store = build_store(
-            self.cache, f"{split}.text", files, TokenEncoder(self.target_tokenizer), workers=self.cfg.workers
-        )
-        dataset = self.datasets[split] = BlockDataset(
-            store, self.target_dictionary.eos(), self.cfg.sample_break_mode, self.cfg.tokens_per_sample, split
-        )
-        return dataset
+        cfg, encoder = self.cfg, TokenEncoder(self.target_tokenizer)
+        store = build_store(self.cache, f"{split}.text", split_files(cfg, split), encoder, workers=cfg.workers)
+        eos = self.target_dictionary.eos()
+        return BlockDataset(store, eos, cfg.sample_break_mode, cfg.tokens_per_sample, split)
 
     def source_lines(self, split: str) -> Iterator[str]:
         """Refuse: a language model continues prompts, and a split has none.

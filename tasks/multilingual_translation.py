@@ -21,9 +21,9 @@ from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
-from seqgen.data.tokenizers.setup import prepare_tokenizer
+from seqgen.data.tokenizers.setup import check_one_vocabulary, prepare_tokenizers
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import check_split, missing_split
+from seqgen.tasks.raw_text import split_value
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 
@@ -101,16 +101,18 @@ class MultilingualTranslationTask(ParallelTextTask):
         Raises:
             ConfigError: a pair is not valid, or a key of the tokenizer is not supported.
         """
-        if not cfg.joined_dictionary:
-            raise ConfigError("this task has one vocabulary for all languages; set task.joined_dictionary=true")
         pairs = _pairs(cfg)
-        tokenizer = prepare_tokenizer(
-            cfg,
-            folder,
-            lambda: _text(_files(cfg, pair, "train") for pair in pairs),
-            lambda made: with_languages(made, [pair.codes for pair in pairs], cfg.language_token),
-        )
-        return cls(cfg, tokenizer, tokenizer.target_side, folder)
+        check_one_vocabulary(cfg)
+
+        def text(_: object) -> Iterable[str]:
+            for pair in pairs:
+                _files(cfg, pair, "train").check()
+            return read_lines(cls.data_files(cfg, folder, "train"))  # a file of several pairs is read once
+
+        def complete(made: Tokenizer) -> Tokenizer:
+            return with_languages(made, [pair.codes for pair in pairs], cfg.language_token)
+
+        return cls(cfg, *prepare_tokenizers(cfg, folder, text, complete), folder)
 
     @classmethod
     def data_files(cls, cfg: MultilingualTranslationConfig, folder: Path, split: str) -> list[Path]:
@@ -144,12 +146,11 @@ class MultilingualTranslationTask(ParallelTextTask):
 
     def load_dataset(self, split: str) -> JoinedDataset:
         """Load a split of all pairs, and encode it; see ``Task.load_dataset``."""
-        parts = {pair.name: self._load_pair(pair, split) for pair in self.pairs}
+        parts: dict[str, PairDataset] = {}
+        for pair in self.pairs:
+            files, added = _files(self.cfg, pair, split), self.added_tokens(pair)
+            parts[pair.name] = self.encode(split, files, added, pair.endings, f"{split}.{pair.name}")
         return self.combine(split, parts, lambda sizes: mixing_rates(sizes, self.cfg.temperature))
-
-    def _load_pair(self, pair: Pair, split: str) -> PairDataset:
-        files = _files(self.cfg, pair, split)
-        return self.encode(split, files, self.added_tokens(pair), pair.endings, f"{split}.{pair.name}")
 
     def added_tokens(self, pair: Pair) -> tuple[AddedTokens, AddedTokens]:
         """The tokens that are added to each source and each target of a pair.
@@ -198,11 +199,10 @@ def _pairs(cfg: MultilingualTranslationConfig) -> list[Pair]:
     for name, both in zip(cfg.pairs, endings, strict=True):
         if len(both) != 2 or not all(both) or both[0] == both[1]:
             raise ConfigError(f"task.pairs: {name!r} is not of the form SOURCE-TARGET, such as en-de")
-    codes = {}
+    codes, known = {}, list(dict.fromkeys(chain.from_iterable(endings)))
     for item in cfg.languages:
-        ending, equals, code = item.partition("=")
-        known = list(dict.fromkeys(chain.from_iterable(endings)))
-        if not equals or not code:
+        ending, _, code = item.partition("=")
+        if not code:
             raise ConfigError(f"task.languages: {item!r} is not of the form ENDING=CODE, such as de=deu_Latn")
         if ending not in known:
             raise ConfigError(f"task.languages: no pair has the file name ending {ending!r}{nearest(ending, known)}")
@@ -220,12 +220,8 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
         ConfigError: the split is unknown or its key is not set.
         DataError: the files do not exist.
     """
-    check_split(split)
-    given: str = getattr(cfg, split)
     source, target = pair.endings
-    if not given:
-        files = f"PREFIX.{source} and PREFIX.{target}"
-        raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
+    given: str = split_value(cfg, split, f"PREFIX of the files PREFIX.{source} and PREFIX.{target}")
     names = dict.fromkeys(given.replace("{pair}", name) for name in (pair.name, f"{target}-{source}"))
     problems: list[DataError] = []
     for prefix in names:
@@ -234,12 +230,3 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
         except DataError as error:
             problems.append(error)
     raise problems[0]
-
-
-def _text(pairs: Iterable[ParallelFiles]) -> Iterable[str]:
-    """The lines from which the vocabulary is made; a file of several pairs is read once."""
-    files: dict[Path, None] = {}
-    for pair in pairs:
-        pair.check()
-        files |= dict.fromkeys([*pair.source, *(pair.target or [])])
-    return chain.from_iterable(read_lines([path]) for path in files)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.config import MOST_WORKERS, option
+from seqgen.config import MOST_WORKERS, like, option
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer, without_languages
+from seqgen.data.tokenizers.setup import TokenizerConfig, check_one_vocabulary, prepare_tokenizers, without_languages
 from seqgen.system.files import CACHE
 from seqgen.task import Task
 
@@ -47,6 +47,23 @@ def missing_split(split: str, message: str) -> ConfigError:
     return ConfigError(message)
 
 
+def split_value(cfg: Any, split: str, form: str) -> Any:
+    """The value of a split's key.
+
+    Args:
+        cfg: the task's configuration.
+        split: its name.
+        form: what the value looks like, for the message.
+
+    Raises:
+        ConfigError: the split is unknown, or its key is not set.
+    """
+    check_split(split)
+    if not (value := getattr(cfg, split)):
+        raise missing_split(split, f"task.{split} is missing; set task.{split}={form}")
+    return value
+
+
 def split_files(cfg: Any, split: str) -> list[Path]:
     """The files of a split.
 
@@ -58,11 +75,7 @@ def split_files(cfg: Any, split: str) -> list[Path]:
         ConfigError: the split is unknown, or its key is not set.
         DataError: a file does not exist.
     """
-    check_split(split)
-    patterns = getattr(cfg, split)
-    if not patterns:
-        raise missing_split(split, f"task.{split} is missing; set task.{split}=FILE, or several as [FILE,FILE]")
-    return find_files(patterns, f"task.{split}")
+    return find_files(split_value(cfg, split, "FILE, or several as [FILE,FILE]"), f"task.{split}")
 
 
 def cache_folder(cfg: Any, folder: Path) -> Path:
@@ -91,11 +104,7 @@ class TextConfig(TokenizerConfig):
 class RawTextConfig(TextConfig):
     """The keys of tasks with one vocabulary."""
 
-    tokenizer: str = option(
-        "t5",
-        "t5 (SentencePiece with sentinels), bytes, pretrained (from a folder), sentencepiece, whitespace",
-        choices=("t5", "bytes", "pretrained", "sentencepiece", "whitespace"),
-    )
+    tokenizer: str = like(TokenizerConfig, "tokenizer", "t5")
 
 
 class TextTask(Task):
@@ -152,11 +161,9 @@ class TextTask(Task):
             parts: the dataset of each part by its name.
             rates: returns the sampling rates of parts of given numbers of examples.
         """
-        joined = JoinedDataset(parts)
-        if split == "train":
-            joined = MixtureDataset(parts, rates([len(part) for part in parts.values()]), self.cfg.epoch_size)
-        self.datasets[split] = joined
-        return joined
+        if split != "train":
+            return JoinedDataset(parts)
+        return MixtureDataset(parts, rates([len(part) for part in parts.values()]), self.cfg.epoch_size)
 
 
 def _one_sided(tokenizer: Tokenizer) -> Tokenizer:
@@ -185,9 +192,9 @@ class RawTextTask(TextTask):
         Raises:
             ConfigError: a key of the tokenizer is not supported.
         """
-        if not cfg.joined_dictionary:
-            raise ConfigError("this task has one vocabulary for source and target; set task.joined_dictionary=true")
-        return cls(cfg, prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder), _one_sided), folder)
+        check_one_vocabulary(cfg)
+        tokenizer, _ = prepare_tokenizers(cfg, folder, lambda _: cls.training_text(cfg, folder), _one_sided)
+        return cls(cfg, tokenizer, folder)
 
     @classmethod
     def training_text(cls, cfg: Any, folder: Path) -> Iterable[str]:

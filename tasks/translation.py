@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
-from seqgen.data.table import Table, find_table, is_table
+from seqgen.data.records import Table, find_table, is_table
 from seqgen.data.text import ParallelFiles, find_parallel
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import TextConfig, TextTask, check_split, missing_split
+from seqgen.tasks.raw_text import TextConfig, TextTask, split_value
 
 
 @dataclass
@@ -45,9 +46,6 @@ class TranslationConfig(ParallelTextConfig):
     test: str = option("", "test text, in the same form", role="input_path", other_names=("testpref",))
     source_column: str = option("", "source column of tables: name, or number in TSV; if empty, source_lang or 1")
     target_column: str = option("", "target column, in the same form; if empty, target_lang or 2")
-
-
-SIDES = ("source", "target")
 
 
 def check_languages(cfg: Any) -> None:
@@ -92,8 +90,13 @@ class ParallelTextTask(TextTask):
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
         """Make the task; see ``Task.setup_task``."""
-        source, target = prepare_tokenizers(cfg, folder, lambda: cls.find_files(cfg, folder, "train"))
-        return cls(cfg, source, target, folder)
+
+        def lines(sides: Sequence[int]) -> Iterator[str]:
+            files = cls.find_files(cfg, folder, "train")
+            files.check()  # check line numbers before a vocabulary is trained on the files
+            return chain.from_iterable(map(files.lines, sides))
+
+        return cls(cfg, *prepare_tokenizers(cfg, folder, lines), folder)
 
     def files(self, split: str) -> ParallelFiles:
         """The files of a split; see ``find_files``."""
@@ -120,15 +123,14 @@ class ParallelTextTask(TextTask):
     def load_dataset(self, split: str) -> Dataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
         added = self.source_tokenizer.source_tokens(), self.target_tokenizer.target_tokens()
-        dataset = self.datasets[split] = self.encode(split, self.files(split), added)
-        return dataset
+        return self.encode(split, self.files(split), added)
 
     def encode(
         self,
         split: str,
         files: ParallelFiles,
         added: tuple[AddedTokens, AddedTokens],
-        sides: tuple[str, str] = SIDES,
+        sides: tuple[str, str] = ("source", "target"),
         name: str = "",
     ) -> PairDataset:
         """Encode parallel text.
@@ -184,20 +186,15 @@ class TranslationTask(ParallelTextTask):
             ConfigError: the split is unknown, its key is not set, a language is missing, or both are the same.
             DataError: the files do not exist.
         """
-        check_split(split)
         for key, example in (("source_lang", "en"), ("target_lang", "de")):
             if not getattr(cfg, key):
                 raise ConfigError(
                     f"task.{key} is missing; set it to the file name ending, such as task.{key}={example}"
                 )
         check_languages(cfg)
-        prefix: str = getattr(cfg, split)
-        if not prefix:
-            files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz), or a table"
-            raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
+        languages = cfg.source_lang, cfg.target_lang
+        files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz), or a table"
+        prefix = split_value(cfg, split, f"PREFIX of the files {files}")
         if is_table(prefix):
-            columns, languages = (cfg.source_column, cfg.target_column), (cfg.source_lang, cfg.target_lang)
-            return find_table(prefix, columns, languages, f"task.{split}")
-        return find_parallel(
-            prefix, cfg.source_lang, cfg.target_lang, key=f"task.{split}", optional_target=split == "test"
-        )
+            return find_table(prefix, (cfg.source_column, cfg.target_column), languages, f"task.{split}")
+        return find_parallel(prefix, *languages, key=f"task.{split}", optional_target=split == "test")

@@ -11,7 +11,7 @@ import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.registry import MODELS
 from seqgen.task import PromptTask
-from seqgen.text.translator import ModelInMemory
+from seqgen.text.members import ModelInMemory
 from tests.scripted_model import dictionary
 
 WORDS = 19

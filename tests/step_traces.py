@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqgen.addons.traces.records import StepTrace
+from seqgen.addons.traces.trace import StepTrace
 
 
 def step_of(

@@ -6,9 +6,12 @@ import functools
 
 import torch
 
-from seqgen.addons.checks.subject import TOLERANCE, Ids, Inputs, Subject
+from seqgen.addons.checks.subject import Ids, Inputs, Subject
 from tests.model_zoo import VOCAB, ZOO, build, sharp
 from tests.scripted_model import dictionary
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+"""The largest difference of two logits that counts as equal."""
 
 
 @functools.cache

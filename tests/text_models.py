@@ -12,7 +12,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.registry import MODELS
-from seqgen.text.translator import ModelInMemory
+from seqgen.text.members import ModelInMemory
 from tests.model_zoo import small_config
 from tests.scripted_model import dictionary
 

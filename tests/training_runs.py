@@ -104,7 +104,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def records(run: Path, event: str = "train") -> list[dict[str, Any]]:
     """The records of one kind in the log, without values that depend on the clock."""
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    clock = ("time", "tokens_per_second", "seconds", "decoding")
+    clock = ("time", "tokens_per_second", "seconds")
     return [{k: v for k, v in row.items() if k not in clock} for row in rows if row["event"] == event]
 
 
@@ -112,7 +112,7 @@ def everything(run: Path, name: str = "last") -> dict[str, Any]:
     """Weights and training state of a checkpoint, without values that depend on the clock."""
     checkpoint = run / "checkpoints" / name
     state = read_training_state(checkpoint)
-    for key in ("busy", "seconds", "decoding"):
+    for key in ("busy", "seconds"):
         del state["meter"][key]
     del state["onednn"]
     return {"weights": read_weights(checkpoint), "state": state}

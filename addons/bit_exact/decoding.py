@@ -100,11 +100,7 @@ def exact_setup(setup: DecodingSetup, bit_exact: bool, resources: Resources) -> 
         setup,
         fast=replace(setup.fast, beam_indirection="off", continuous_batching=False),
         stages=[*setup.stages, TilePadding(setup.ensemble.models, setup.pad)],
-        around=[
-            *setup.around,
-            lambda _: apply_switches(_FIXED_KERNELS),
-            *([lambda _: BitExact()] if own_loop else []),
-        ],
+        around=[*setup.around, lambda _: apply_switches(_FIXED_KERNELS), *([lambda _: BitExact()] if own_loop else [])],
         around_step=[*setup.around_step, *([] if own_loop else [lambda session, phase: BitExact()])],
     )
 

@@ -258,42 +258,27 @@ def attention(
     return matmul(scores.softmax(-1), value)
 
 
-State = tuple[Tensor, Tensor]
-"""The hidden and the cell state, ``(N, C)`` each."""
-
-
-def lstm_cell(
-    x: Tensor,
-    state: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> State:
+def lstm_cell(x: Tensor, state: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, *biases: Any) -> tuple[Tensor, Tensor]:
     """``torch.lstm_cell``: one step of Hochreiter and Schmidhuber (1997) with a forget gate.
 
     Args:
         x: ``(N, in)``.
-        state: hidden and cell state.
+        state: the hidden and the cell state, ``(N, C)`` each.
         w_ih: ``(4 * C, in)``, for the input, forget, cell and output gates.
         w_hh: ``(4 * C, C)``, likewise.
-        b_ih: ``(4 * C,)``.
-        b_hh: ``(4 * C,)``.
+        biases: ``(4 * C,)`` each, for ``x`` and for the hidden state; ``None`` or left out if there are none.
 
     Returns:
         The new state.
     """
-    return _step(linear(x, w_ih, b_ih), (state[0], state[1]), w_hh, b_hh)
-
-
-def _step(inputs: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None) -> State:
-    gates = inputs + linear(state[0], w_hh, b_hh)
+    b_ih, b_hh = biases or (None, None)
+    gates = linear(x, w_ih, b_ih) + linear(state[0], w_hh, b_hh)
     enter, forget, new, leave = gates.chunk(4, -1)
     cell = sigmoid(forget) * state[1] + sigmoid(enter) * new.tanh()
     return sigmoid(leave) * cell.tanh(), cell
 
 
-def lstm(data: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+def lstm(data: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """``torch.lstm``: all layers and directions over padded or packed sequences, in evaluation.
 
     The arguments are those that ``torch.nn.LSTM`` passes: for padded sequences the state, the parameters, whether there
@@ -301,43 +286,33 @@ def lstm(data: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor, T
     first dimension; for packed sequences the number of rows of each step before the state, and no last argument.
     """
     packed = isinstance(arguments[0], Tensor)
-    sizes, (states, parameters, has_bias, layers, _, _, both, *first) = (
-        (arguments[0].tolist(), arguments[1:]) if packed else (None, arguments)
-    )
-    x = data if packed or not first[0] else data.transpose(0, 1)
-    steps = list(x.split(sizes)) if sizes is not None else list(x.unbind(0))
-    each = len(parameters) // (layers * (2 if both else 1))
-    hidden, cells = [], []
+    states, parameters, _, layers, _, _, both, *first = arguments[1:] if packed else arguments
+    time = 0 if packed or not first[0] else 1
+    steps = data.split(arguments[0].tolist()) if packed else data.unbind(time)
+    ways = 2 if both else 1
+    each, finals = len(parameters) // (layers * ways), list[list[Tensor]]()
     for layer in range(layers):
         outputs = []
-        for direction in range(2 if both else 1):
-            number = layer * (2 if both else 1) + direction
-            own = parameters[number * each : (number + 1) * each]
-            w_ih, w_hh, b_ih, b_hh = own if has_bias else (*own, None, None)
-            state = (states[0][number], states[1][number])
-            out, state = _one_direction(steps, state, (w_ih, w_hh, b_ih, b_hh), backwards=direction == 1)
-            outputs.append(out)
-            hidden.append(state[0])
-            cells.append(state[1])
+        for number in range(layer * ways, (layer + 1) * ways):
+            weights, state = parameters[number * each : (number + 1) * each], [part[number].clone() for part in states]
+            outputs.append(_one_direction(steps, state, weights, backwards=number % ways == 1))
+            finals.append(state)
         steps = [torch.cat(both_ways, -1) for both_ways in zip(*outputs, strict=True)]
-    output = torch.cat(steps) if packed else torch.stack(steps, 1 if first[0] else 0)
-    return output, torch.stack(hidden), torch.stack(cells)
+    hidden, cells = (torch.stack(part) for part in zip(*finals, strict=True))
+    return torch.cat(steps) if packed else torch.stack(steps, time), hidden, cells
 
 
 def _one_direction(
-    steps: list[Tensor], state: State, weights: tuple[Tensor, Tensor, Tensor | None, Tensor | None], backwards: bool
-) -> tuple[list[Tensor], State]:
-    """Run over the steps; of packed sequences, sorted by length, later steps have fewer rows."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    last = [part.clone() for part in state]
+    steps: Sequence[Tensor], state: list[Tensor], weights: Sequence[Tensor], backwards: bool
+) -> list[Tensor]:
+    """Run over the steps, and update the state; of packed sequences, sorted by length, later steps have fewer rows."""
     outputs = []
     for step in reversed(steps) if backwards else steps:
-        rows = len(step)
-        new = _step(linear(step, w_ih, b_ih), (last[0][:rows], last[1][:rows]), w_hh, b_hh)
-        for part, value in zip(last, new, strict=True):
-            part[:rows] = value
+        new = lstm_cell(step, [part[: len(step)] for part in state], *weights)
+        for part, value in zip(state, new, strict=True):
+            part[: len(step)] = value
         outputs.append(new[0])
-    return outputs[::-1] if backwards else outputs, (last[0], last[1])
+    return outputs[::-1] if backwards else outputs
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from seqgen.addons.catalogue.constraint import TrieConstraint
 from seqgen.config import GenerationConfig
 from seqgen.extend import (
     BatchInfo,
-    Component,
     ConfigError,
     DecodingSetup,
     Hypothesis,
@@ -25,7 +24,6 @@ from seqgen.extend import (
     Outcome,
     Ranking,
     Resources,
-    Search,
     StepRecord,
     Translation,
     flattened,
@@ -104,30 +102,10 @@ class Certificate(Observer):
         return f"{self.counts[1]} of {self.counts[0]} n-best lists are certified to be exact"
 
 
-def check_certifiable(search: Search, components: Sequence[Component], ranking: Ranking) -> None:
-    """Check that scores never rise and that nothing but the beam prunes outputs; see ``Component.certifiable``.
-
-    Args:
-        search: the strategy.
-        components: the combination, the processors and the stopping rules.
-        ranking: how hypotheses are scored.
-
-    Raises:
-        ConfigError: one of them makes a bound impossible.
-    """
-    if not search.certifiable:
-        raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(search).__name__}")
-    what = [type(component).__name__ for component in flattened(components) if not component.certifiable]
-    what += ["generation.coverage_penalty"] if ranking.coverage else []
-    if what:
-        raise ConfigError(
-            f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
-            "does not guarantee (certifiable); remove one of them"
-        )
-
-
 def certify(setup: DecodingSetup, certificate: bool, resources: Resources) -> DecodingSetup:
     """The setup with an observer that bounds the scores of pruned outputs.
+
+    A bound needs scores that never rise, and outputs that nothing but the beam prunes; see ``Component.certifiable``.
 
     Args:
         setup: the setup.
@@ -135,10 +113,18 @@ def certify(setup: DecodingSetup, certificate: bool, resources: Resources) -> De
         resources: have the settings.
 
     Raises:
-        ConfigError: a bound is impossible; see ``check_certifiable``.
+        ConfigError: a component makes a bound impossible.
     """
-    components = [setup.ensemble.combination, *setup.processors, *setup.stopping]
-    check_certifiable(setup.search, components, setup.ranking)
+    if not setup.search.certifiable:
+        raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(setup.search).__name__}")
+    components = flattened([setup.ensemble.combination, *setup.processors, *setup.stopping])
+    what = [type(component).__name__ for component in components if not component.certifiable]
+    what += ["generation.coverage_penalty"] if setup.ranking.coverage else []
+    if what:
+        raise ConfigError(
+            f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
+            "does not guarantee (certifiable); remove one of them"
+        )
     bounds = Certificate(resources.settings.nbest, setup.processors)
     return replace(setup, observers=[*setup.observers, bounds])
 

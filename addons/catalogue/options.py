@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config import (
-    FILES,
-    LISTS_OUTPUTS,
-    MODEL,
-    NEEDS_STEPS,
-    WHOLE_LINE,
-    Requirement,
-    decoding_key,
-)
+from seqgen.config import FILES, LISTS_OUTPUTS, MODEL, NEEDS_STEPS, WHOLE_LINE, Requirement, decoding_key
 
 
 @dataclass

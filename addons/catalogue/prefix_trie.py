@@ -59,12 +59,21 @@ class PrefixTrie:
             flat: the tokens of all sequences, one sequence after the other.
             lengths: ``(N,)`` number of tokens of each sequence.
         """
-        levels = _Levels(flat, lengths)
-        while len(levels.active):
-            levels.append()
-        children = np.concatenate([*levels.children, np.zeros(levels.width, np.int32)])
-        first = 1 + np.concatenate([np.zeros(1, np.int32), children.cumsum(dtype=np.int32)])
-        return cls(torch.from_numpy(np.concatenate(levels.tokens)), torch.from_numpy(first))
+        starts, size = lengths.cumsum() - lengths, int(flat.max(initial=0)) + 1
+        longer = np.flatnonzero(lengths)  # the sequences that are longer than the number of complete levels
+        nodes = np.zeros(len(lengths), np.int64)  # the node of each sequence within the last complete level
+        tokens, children, depth, width = [np.full(1, -1, np.int32)], list[NDArray[np.int32]](), 0, 1
+        while len(longer):
+            # sorted by parent, then by token: the children of a node are consecutive
+            keys = nodes[longer] * size + flat[starts[longer] + depth]
+            distinct, nodes[longer] = np.unique(keys, return_inverse=True)
+            children.append(np.bincount(distinct // size, minlength=width).astype(np.int32))
+            tokens.append((distinct % size).astype(np.int32))
+            depth, width = depth + 1, len(distinct)
+            longer = longer[lengths[longer] > depth]
+        degrees = np.concatenate([*children, np.zeros(width, np.int32)])
+        first = 1 + np.concatenate([np.zeros(1, np.int32), degrees.cumsum(dtype=np.int32)])
+        return cls(torch.from_numpy(np.concatenate(tokens)), torch.from_numpy(first))
 
     def to(self, device: torch.device) -> PrefixTrie:
         """This trie on a device."""
@@ -170,7 +179,7 @@ class PrefixTrie:
     def _problem(self, vocab_size: int) -> str:
         """The reason why these arrays are no trie over a vocabulary; empty if they are one."""
         tokens, first = self.tokens, self.first
-        nodes = len(tokens)
+        nodes = tokens.numel()
         kinds = tokens.dtype == first.dtype == torch.int32 and tokens.dim() == first.dim() == 1
         if not kinds or nodes < 1 or len(first) != nodes + 1 or int(first[0]) != 1 or int(first[-1]) != nodes:
             return "is damaged: its arrays do not fit each other"
@@ -186,40 +195,3 @@ class PrefixTrie:
         if bool(descends.any()):
             return "is damaged: the children of a node are not in ascending order"
         return ""
-
-
-class _Levels:
-    """The levels of a trie that is being built, from the root down.
-
-    Args:
-        flat: see ``PrefixTrie.of_arrays``.
-        lengths: see there.
-
-    Attributes:
-        size: one more than the largest token.
-        active: the sequences that are longer than the number of complete levels.
-        nodes: the number of the node of each sequence within the last complete level.
-        depth: number of complete levels, the root not counted.
-        width: nodes of the last complete level.
-        tokens: the tokens that lead to the nodes of each level.
-        children: the numbers of children of the nodes of each level but the last.
-    """
-
-    def __init__(self, flat: NDArray[np.int32], lengths: NDArray[np.int64]):
-        self.flat, self.lengths, self.starts = flat, lengths, lengths.cumsum() - lengths
-        self.size = int(flat.max(initial=0)) + 1
-        self.active, self.nodes = np.flatnonzero(lengths), np.zeros(len(lengths), np.int64)
-        self.depth, self.width = 0, 1
-        self.tokens = [np.full(1, -1, np.int32)]
-        self.children: list[NDArray[np.int32]] = []
-
-    def append(self) -> None:
-        """Append the next level."""
-        # sorted by parent, then by token: the children of a node are consecutive
-        keys = self.nodes[self.active] * self.size + self.flat[self.starts[self.active] + self.depth]
-        distinct, node = np.unique(keys, return_inverse=True)
-        self.children.append(np.bincount(distinct // self.size, minlength=self.width).astype(np.int32))
-        self.tokens.append((distinct % self.size).astype(np.int32))
-        self.nodes[self.active] = node
-        self.depth, self.width = self.depth + 1, len(distinct)
-        self.active = self.active[self.lengths[self.active] > self.depth]

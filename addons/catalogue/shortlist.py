@@ -71,8 +71,10 @@ class Shortlist(Component):
         shortlist = super().begin(batch)
         forbidden = np.ones((batch.num_sentences, self.size), dtype=bool)
         forbidden[:, [*self.always, *batch.end_tokens]] = False
-        for row, source in enumerate(_sources(batch)):
-            for ids in self.candidates.of_source(source):
+        assert batch.src_tokens is not None
+        for row, tokens in enumerate(batch.src_tokens):
+            source = tokens if batch.src_padding is None else tokens[~batch.src_padding[row]]
+            for ids in self.candidates.of_source(source.tolist()):
                 forbidden[row, ids] = False
         for row, phrases in enumerate(batch.constraints or ()):
             forbidden[row, list(_tokens_of(phrases))] = False
@@ -112,14 +114,6 @@ class Shortlist(Component):
         """
         by_sentence = logits.view(len(self._mask), -1, logits.size(1))
         return by_sentence.masked_fill(self._mask.unsqueeze(1), -torch.inf).view_as(logits)
-
-
-def _sources(batch: BatchInfo) -> Iterator[list[int]]:
-    """The ids of each source, without padding."""
-    assert batch.src_tokens is not None
-    padding = batch.src_padding
-    for row, tokens in enumerate(batch.src_tokens):
-        yield (tokens if padding is None else tokens[~padding[row]]).tolist()
 
 
 def _tokens_of(phrases: Any) -> Iterator[int]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from seqgen.extend import ContractError, parse_yaml
 from seqgen.system.error_messages import missing_hook
 
 
+@dataclass(eq=False)
 class Violation(Exception):
     """An invariant does not hold.
 
-    Args:
+    Attributes:
         what: what is wrong, in words.
         difference: the largest difference; infinity if a value is not a number, or if there is nothing to compare.
         step: number of target tokens before the first position that differs.
@@ -30,16 +30,11 @@ class Violation(Exception):
         beam: its first beam that differs.
     """
 
-    def __init__(
-        self,
-        what: str,
-        difference: float = float("inf"),
-        step: int | None = None,
-        sentence: int | None = None,
-        beam: int | None = None,
-    ):
-        super().__init__(what)
-        self.what, self.difference, self.step, self.sentence, self.beam = what, difference, step, sentence, beam
+    what: str
+    difference: float = float("inf")
+    step: int | None = None
+    sentence: int | None = None
+    beam: int | None = None
 
 
 def require(
@@ -70,16 +65,6 @@ def at(**place: int | None) -> Iterator[None]:
     except Violation as error:
         vars(error).update(place)
         raise
-
-
-@contextmanager
-def remove_hooks_afterwards(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks of modules at the end of the ``with`` block."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Raised(Violation):
@@ -113,6 +98,8 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 
 ERROR = "the component leads to the error above; correct that first"
 UNKNOWN = "not known; see the first failure"
+ADVICE: dict[str, dict[str, str]] = parse_yaml((resources.files(__package__) / "advice.yaml").read_bytes())
+"""The causes of violations, by the kind of what is checked; a cause with an empty key applies to all."""
 
 S = TypeVar("S", bound="Compared")
 
@@ -137,14 +124,14 @@ class Compared:
     """The subject of checks, with comparisons of results; a subclass adds what the invariants need.
 
     Attributes:
-        advice: the causes of violations.
+        advice: the causes of violations, see ``advice.yaml``; by default those of a model.
         tolerance: the largest difference that counts as equal; see ``same``.
         invariants: what is checked.
         then: another subject whose invariants are checked afterwards.
         largest: the largest difference of all comparisons so far.
     """
 
-    advice: ClassVar[Advice[Any]]
+    advice = ADVICE["model"]
     tolerance: float = 1e-10
     invariants: Invariants[Any] = field(default_factory=dict)
     then: Compared | None = None
@@ -251,24 +238,17 @@ def holds(invariant: Callable[[], object]) -> bool:
     return True
 
 
-def check(subject: Compared) -> Iterator[Outcome]:
-    """Check the invariants of a subject, and of the one that comes then."""
-    yield from check_all(subject.invariants, subject)
-    if subject.then is not None:
-        yield from check(subject.then)
-
-
-def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
+def check(subject: Compared, invariants: Invariants[Any] | None = None) -> Iterator[Outcome]:
     """Check invariants one after the other; an error that is raised counts as a violation (``Raised``).
 
     Args:
-        invariants: their functions by name.
-        subject: what is checked.
+        subject: what is checked; the subject that comes then is checked, too.
+        invariants: their functions by name; those of the subject by default.
 
     Yields:
         What was found, for each invariant.
     """
-    for name, invariant in invariants.items():
+    for name, invariant in (invariants or subject.invariants).items():
         checked, begin = replace(subject), time.perf_counter()
         violation, reason = None, ""
         try:
@@ -284,29 +264,13 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
             subject.restore()
         difference = checked.largest if violation is None else violation.difference
         yield Outcome(name, time.perf_counter() - begin, difference, violation, reason)
+    if subject.then is not None:
+        yield from check(subject.then)
 
 
 def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The invariants that do not hold."""
     return [outcome for outcome in outcomes if outcome.violation is not None]
-
-
-Wrong: TypeAlias = Mapping[str, Violation]
-"""Violations by the name of the invariant."""
-Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], str | None]]
-"""Causes, or experiments that may find the cause, by invariant or by ``INVARIANT | PART OF THE VIOLATION'S TEXT``. The
-first that applies decides; an empty key applies to all violations."""
-
-
-def read_advice(kind: str, **experiments: Callable[[Any, Wrong], str | None]) -> Advice[Any]:
-    """The advice of ``advice.yaml`` for a kind of what is checked.
-
-    Args:
-        kind: its name in the file.
-        experiments: those that the file names.
-    """
-    texts = parse_yaml((resources.files(__package__) / "advice.yaml").read_bytes())[kind]
-    return {key: experiments.get(text, text) for key, text in texts.items()}
 
 
 def causes(outcomes: Sequence[Outcome], subject: Compared) -> list[str]:
@@ -335,13 +299,9 @@ def diagnose(outcomes: Sequence[Outcome], subject: Compared) -> str:
         subject: what was checked.
     """
     wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
+    of_all = {"": True, "rounding": all(0 < violation.difference < 1e-5 for violation in wrong.values())}
     for key, cause in subject.advice.items():
         name, _, part = key.partition(" | ")
-        if name and (name not in wrong or part not in wrong[name].what):
-            continue
-        if isinstance(cause, str):
+        if of_all.get(name) or (name in wrong and part in wrong[name].what):
             return cause
-        with suppress(Exception), torch.no_grad():  # the component may raise anything; the next one may still work
-            if (found := cause(replace(subject), wrong)) is not None:
-                return found
     return UNKNOWN

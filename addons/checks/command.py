@@ -19,7 +19,7 @@ from seqgen.addons.checks.checking import Compared, Outcome, Raised, causes, che
 from seqgen.addons.checks.kinds import KINDS
 from seqgen.cli.command import INFORMING
 from seqgen.config import SINGLE_COMPONENTS, option, text_list, text_values
-from seqgen.extend import DECODING_COMPONENTS, ConfigError, log, nearest, printable, run, set_up_device, split_argument
+from seqgen.extend import DECODING_COMPONENTS, ConfigError, nearest, printable, run, set_up_device, split_argument
 
 HOW = """in float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that
 differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails, 2 if what is
@@ -51,7 +51,7 @@ def _of_components(group: str) -> Check:
     what = KINDS[group].what
     fields = [(group, str, option("", f"{what}, by name"))]
     schema = make_dataclass(f"{group.title()}CheckConfig", fields, bases=(kinds.DecodingCheckConfig,))
-    return Check(schema, what, lambda cfg, _: kinds.component_subject(group, cfg, log))
+    return Check(schema, what, lambda cfg, _: kinds.component_subject(group, cfg))
 
 
 def with_chooser(group: str, overrides: list[str]) -> list[str]:
@@ -76,11 +76,7 @@ def with_chooser(group: str, overrides: list[str]) -> list[str]:
     return [*(override for override in overrides if not override.startswith(f"{key}=")), f"{key}={names}"]
 
 
-_MODEL = Check(
-    kinds.ModelCheckConfig,
-    "a random model for a vocabulary of 23 tokens",
-    lambda cfg, _: kinds.model_subject(cfg, log),
-)
+_MODEL = Check(kinds.ModelCheckConfig, "a trained model", lambda cfg, _: kinds.model_subject(cfg))
 
 CHECKS: dict[str, Check] = {
     **{group: _of_components(group) for group in KINDS},
@@ -94,8 +90,8 @@ CHECKS: dict[str, Check] = {
         "a training criterion, with a random model",
         lambda cfg, _: kinds.criterion_subject(cfg),
     ),
-    "path": _MODEL._replace(what="a trained model"),
-    "model": _MODEL,
+    "path": _MODEL,
+    "model": _MODEL._replace(what="a random model for a vocabulary of 23 tokens"),
 }
 """The check of each kind of component, by the key that names the component. The check of another component can also
 get a model."""
@@ -157,25 +153,13 @@ def check_component(check: Check, cfg: Any) -> int:
     if cfg.common.device not in ("auto", "cpu"):
         raise ConfigError(f"common.device={cfg.common.device}: the checks run on the CPU; remove the key")
     set_up_device(cfg.common)
+    found, shown = list[Outcome](), set[str]()
     with tempfile.TemporaryDirectory() as folder:
-        return report(check.subject(cfg, Path(folder)))
-
-
-def report(subject: Compared) -> int:
-    """Check invariants, and print what is found.
-
-    Args:
-        subject: what is checked.
-
-    Returns:
-        The exit code: 0 if all invariants hold, 1 if one fails.
-    """
-    found: list[Outcome] = []
-    shown: set[str] = set()
-    print(f"{'invariant':<42} {'result':<8} {'difference':>10} {'seconds':>8}")
-    for outcome in check_invariants(subject):
-        found.append(outcome)
-        print(printable(_line(outcome, shown)), flush=True)
+        subject = check.subject(cfg, Path(folder))
+        print(f"{'invariant':<42} {'result':<8} {'difference':>10} {'seconds':>8}")
+        for outcome in check_invariants(subject):
+            found.append(outcome)
+            print(printable(_line(outcome, shown)), flush=True)
     wrong = failed(found)
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")

@@ -132,7 +132,7 @@ def state_follows_the_beams(subject: Decoding) -> None:
     """``advance`` reorders the tensors ``(sentences, beam, ...)`` of the component: reordering them before is equal."""
     found = False
     for part, live, beam in _after_some_steps(subject):
-        names = [name for name in _tensors(part, (live, beam)) if name not in part.sentence_state]
+        names = [name for name in _tensors_of(part, live, beam) if name not in part.sentence_state]
         found |= bool(names)
         parents = (torch.arange(beam) + 1).remainder(beam).expand(live, -1).contiguous()
         parents = parents.where(torch.arange(live).unsqueeze(1) % 2 == 0, 0)  # others all continue one beam
@@ -153,7 +153,7 @@ def state_of_sentences_that_leave(subject: Decoding) -> None:
     """``select_sentences`` keeps the rows of the remaining sentences in all tensors ``(sentences, ...)``."""
     for part, live, _ in _after_some_steps(subject):
         keep = torch.tensor([live - 1, 0])
-        wanted = {name: getattr(part, name).index_select(0, keep) for name in _tensors(part, (live,))}
+        wanted = {name: value.index_select(0, keep) for name, value in _tensors_of(part, live).items()}
         part.select_sentences(keep)
         _same_tensors(subject, part, wanted, "select_sentences does not drop the rows of")
 
@@ -171,18 +171,17 @@ def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]
     needs(continues, "all outputs end within three steps")
     live, beam, found = len(session.live), session.beam, False
     for part in subject.parts(session):
-        names = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
+        names = [name for name in _tensors_of(part, live) if id(getattr(part, name)) not in fresh]
         if names and live > 1:
             found = True
             yield part, live, beam
     needs(found, "it keeps no tensors of the batch")
 
 
-def _tensors(part: Component, shape: tuple[int, ...]) -> list[str]:
-    """The names of the tensors whose first dimensions are these."""
-    return [
-        name for name, value in vars(part).items() if isinstance(value, Tensor) and value.shape[: len(shape)] == shape
-    ]
+def _tensors_of(part: Component, *sizes: int) -> dict[str, Tensor]:
+    """Copies of the tensors whose first dimensions have these sizes."""
+    tensors = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
+    return {name: value.clone() for name, value in tensors.items() if value.shape[: len(sizes)] == sizes}
 
 
 def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tensor], what: str) -> None:
@@ -305,10 +304,6 @@ READ = (
     *("sentences.src_tokens", "sentences.src_padding", "prefix_tokens"),
 )
 """The tensors of a context that a processor may read."""
-
-
-def _tensors_of(part: Component) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in vars(part).items() if isinstance(value, Tensor)}
 
 
 def _check_state(part: Component, before: Mapping[str, Tensor], what: str) -> None:

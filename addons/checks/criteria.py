@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,16 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.addons.checks.checking import (
-    Compared,
-    Invariants,
-    Violation,
-    Wrong,
-    at,
-    read_advice,
-    remove_hooks_afterwards,
-    require,
-)
+from seqgen.addons.checks.checking import ADVICE, Compared, Invariants, Violation, at, require
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import Ids
 from seqgen.config import KEEPS_SCORES, GenerationConfig, keys_tagged
@@ -31,18 +23,6 @@ from seqgen.extend import Batch, EncoderDecoderModel, SequenceCriterion, Trainin
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""
-
-Logged = Mapping[str, Any]
-
-
-def _of_the_sum(subject: Training, wrong: Wrong) -> str:
-    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
-    once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
-    if abs(twice - once) < 1e-8:
-        return (
-            "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
-        )
-    return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
 
 
 @dataclass
@@ -55,7 +35,7 @@ class Training(Compared):
         ids: the ids of its inputs.
     """
 
-    advice = read_advice("criterion", of_the_sum=_of_the_sum)
+    advice = ADVICE["criterion"]
     criterion: Any
     model: EncoderDecoderModel
     ids: Ids
@@ -102,17 +82,13 @@ class Training(Compared):
 
     def same_number(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
         """Compare two numbers or scalar tensors."""
-        one, two = _number(got), _number(wanted)
+        one, two = float(got), float(wanted)
         self.same_value(one, two, f"{what}: {one:.10g} in place of {two:.10g}", tolerance)
 
     def same_gradient(self, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
         """Compare two gradients."""
         for name, value in wanted.items():
             self.same_value(got[name], value, f"{what} ({name})")
-
-
-def _number(value: Any) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def loss_is_a_sum(subject: Training) -> None:
@@ -122,7 +98,7 @@ def loss_is_a_sum(subject: Training) -> None:
             out = subject.compute(subject.batch(), training)
         scalar = isinstance(out.loss, Tensor) and out.loss.dim() == 0 and out.loss.is_floating_point()
         require(scalar, f"the loss is not a scalar tensor: {_described(out.loss)}")
-        require(out.loss.isfinite(), f"the loss is {_number(out.loss)}")
+        require(out.loss.isfinite(), f"the loss is {out.loss.item()}")
         require(out.loss.requires_grad, "the loss has no gradient")
         positive = not isinstance(out.sample_size, Tensor) and out.sample_size > 0
         require(positive, f"sample_size is not a positive number: {_described(out.sample_size)}")
@@ -143,7 +119,8 @@ def repeated_losses_are_equal(subject: Training) -> None:
     first = subject.criterion(subject.model, batch).loss
     subject.same_number(subject.criterion(subject.model, batch).loss, first, "a second call in evaluation differs")
     with torch.enable_grad():
-        subject.same_number(subject.compute(batch).loss, first, "the loss with gradients differs from that without")
+        loss = subject.compute(batch).loss.detach()
+    subject.same_number(loss, first, "the loss with gradients differs from that without")
     one, two = (subject.compute(batch, training=True).loss for _ in range(2))
     subject.same_number(two, one, "a second call in training, with the same seed, differs")
 
@@ -199,6 +176,8 @@ def padding_does_not_affect_the_loss(subject: Training) -> None:
 
 def ranks_sum_to_the_whole(subject: Training) -> None:
     """The losses, sample sizes, logged values and gradients of two parts, in any order, sum to those of the batch."""
+    once, twice = (subject.compute(subject.batch(rows)).loss for rows in ([0, 1], [0, 1, 0, 1]))
+    require(abs(twice - once) > 1e-8 or not once, "the loss is the same with each sentence twice")
     whole, gradient = subject.compute(subject.batch()), subject.gradient(subject.batch())
     for first in ([0], [1, 0], [3, 0, 2]):
         rest = [row for row in range(len(LENGTHS)) if row not in first]
@@ -208,7 +187,7 @@ def ranks_sum_to_the_whole(subject: Training) -> None:
             parts[0],
             loss=parts[0].loss + parts[1].loss,
             sample_size=parts[0].sample_size + parts[1].sample_size,
-            logging={key: sum(_number(part.logging.get(key, 0.0)) for part in parts) for key in keys},
+            logging={key: sum(float(part.logging.get(key, 0.0)) for part in parts) for key in keys},
         )
         _same_out(subject, total, whole, "dividing the batch among two ranks changes")
         gradients = [subject.gradient(subject.batch(rows)) for rows in (first, rest)]
@@ -227,10 +206,10 @@ def _same_out(subject: Training, got: Any, wanted: Any, what: str) -> None:
 
 def logged_counts(subject: Training) -> None:
     """``nsentences`` is the number of sentences; ``ntokens`` and ``correct`` count target tokens without padding."""
-    logging: Logged = subject.compute(subject.batch()).logging
+    logging = subject.compute(subject.batch()).logging
     if "nsentences" in logging:
         subject.same_number(logging["nsentences"], len(LENGTHS), "the logged value nsentences is wrong")
-    tokens, correct = (_number(logging.get(name, 0.0)) for name in ("ntokens", "correct"))
+    tokens, correct = (float(logging.get(name, 0.0)) for name in ("ntokens", "correct"))
     most = sum(TARGETS)
     require(0 <= tokens <= most, f"the logged value ntokens is {tokens:g}, but the batch has {most} target tokens")
     require(0 <= correct <= tokens, f"the logged value correct is {correct:g} of {tokens:g} tokens")
@@ -313,9 +292,10 @@ def decoding_is_not_training(subject: Training) -> None:
         if module.training:
             noted.append(type(module).__name__)
 
-    handles = [module.register_forward_pre_hook(note) for module in model.modules()]
     before = torch.get_rng_state()
-    with remove_hooks_afterwards(handles):
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(note))
         found = criterion.decode(model, subject.batch())
     require(not noted, f"decode runs {noted[0] if noted else ''} in training mode, with dropout")
     require(torch.equal(torch.get_rng_state(), before), "decode changes the state of random numbers of training")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,17 +32,16 @@ from seqgen.extend import (
     Dictionary,
     EncoderDecoderModel,
     KeyValueCache,
+    LoadedModel,
     MultiheadAttention,
     PromptTask,
     Search,
     Task,
     UserError,
     WhitespaceTokenizer,
+    log,
     nearest,
 )
-
-Note = Callable[[str], None]
-"""Shows a note to the user."""
 
 _WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2}
 SMALL = {
@@ -116,12 +116,11 @@ class ModelCheckConfig:
     common: CommonConfig = field(default_factory=CommonConfig)
 
 
-def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
+def model_subject(cfg: ModelCheckConfig) -> Subject:
     """A random model, or a trained one.
 
     Args:
         cfg: the configuration.
-        note: shows a note.
 
     Raises:
         UserError: the model cannot be built or loaded, or is too short for the checks.
@@ -134,26 +133,24 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
     if cfg.model is not None and cfg.reading != ReadingConfig():
         raise ConfigError("reading.KEY applies only to path=CHECKPOINT of another toolkit; remove the key")
     if cfg.path:
-        loaded, *others = load_models([cfg.path], "cpu", cfg.reading, torch.float64, note)
+        loaded, *others = load_models([cfg.path], "cpu", cfg.reading, torch.float64, log)
         if others:
             raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
         sides = loaded.task.target_dictionary, len(loaded.task.source_dictionary)
         subject = searched = Subject(loaded.model, *sides, tolerance=cfg.tolerance)
     else:
         words = tiny_dictionary()
-
-        def build(seed: int = 1) -> EncoderDecoderModel:
-            return new_model(cfg.model, words, seed)
-
+        build = partial(new_model, cfg.model, words, 1)
         # the invariants of search need peaked distributions
-        models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
+        models = [randomize_(new_model(cfg.model, words), factor=factor) for factor in (1.0, 1.5)]
         subject, searched = (Subject(one, words, len(words), build, tolerance=cfg.tolerance) for one in models)
-    if cfg.cache:
+    if cfg.cache:  # all else is about the model, or its values are exact
         _use_cache(subject.model.decoder, cfg.cache)
-    # with a cache of the user, all else is about the model, or its values are exact
-    every = subject.cache is None
-    subject.invariants = PASSES | STEPPING | WEIGHTS if every else STEPPING
-    subject.then = replace(searched, invariants=SEARCH) if every else None
+        cause = f"{cfg.cache} does not return the keys and values that it was given, in their rows and at their "
+        cause += "positions; if it rounds them on purpose, give a larger tolerance"
+        subject.invariants, subject.advice = STEPPING, {"": cause}
+    else:
+        subject.invariants, subject.then = PASSES | STEPPING | WEIGHTS, replace(searched, invariants=SEARCH)
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
@@ -229,13 +226,12 @@ class DecodingCheckConfig:
     common: CommonConfig = field(default_factory=CommonConfig)
 
 
-def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) -> Decoding:
+def component_subject(group: str, cfg: DecodingCheckConfig) -> Decoding:
     """The subject of a check: the component, and small random models or trained ones.
 
     Args:
         group: the kind of component.
         cfg: the configuration; ``generation`` names the component.
-        note: shows a note.
 
     Raises:
         UserError: the component or the models cannot be built, or do not fit.
@@ -243,49 +239,47 @@ def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) 
     registry, chooser = DECODING_COMPONENTS[group]
     chosen = getattr(cfg.generation, chooser)
     component = registry.entry(chosen if isinstance(chosen, str) else chosen[-1]).component
-    generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
+    build, tokenizer = None, None
     if cfg.path:
-        subject = _trained_decoding(group, cfg, generation, kind, note)
+        loaded = _load_members(group, cfg)
+        task, models = loaded[0].task, [one.model for one in loaded]
+        words, sources, tokenizer = task.target_dictionary, task.source_dictionary, task.target_tokenizer
     else:
-        model, words = cfg.model or small_transformer(), tiny_dictionary(WORDS)
-
-        def build(words: Dictionary, seed: int) -> EncoderDecoderModel:
-            return randomize_(new_model(model, words, seed), seed, factor=1.6)
-
-        subject = Decoding(generation, group, build, words, words, kind, tolerance=cfg.tolerance)
-        if group == "combination":
-            subject.models.append(build(words, 1))
+        words = sources = tiny_dictionary(WORDS)
+        build = partial(_peaked_model, cfg.model or small_transformer())
+        models = [build(words, seed) for seed in range(2 if group == "combination" else 1)]
+    rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
+    generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
+    further: dict[str, Any] = {"tolerance": cfg.tolerance, "invariants": KINDS[group].invariants}
+    subject = Decoding(generation, group, build, words, sources, kind, models, tokenizer, rules, **further)
     begin, end = subject.ids.words
     if end - begin < FEWEST:
         raise ConfigError(f"the vocabulary has at most {end - begin} words in a row, but the checks need {FEWEST}")
-    subject.invariants = KINDS[group].invariants
-    subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
-    return _accepted(subject, note)
+    return _accepted(subject)
 
 
-def _trained_decoding(
-    group: str, cfg: DecodingCheckConfig, generation: GenerationConfig, kind: type[Component], note: Note
-) -> Decoding:
-    """The component with trained models.
+def _peaked_model(config: Any, words: Dictionary, seed: int) -> EncoderDecoderModel:
+    return randomize_(new_model(config, words, seed), seed, factor=1.6)
+
+
+def _load_members(group: str, cfg: DecodingCheckConfig) -> list[LoadedModel]:
+    """Load trained models.
 
     Raises:
-        UserError: a model cannot be loaded, ``model`` is given as well, or the number or vocabularies do not fit.
+        UserError: one cannot be loaded, ``model`` is given as well, or the number or vocabularies do not fit.
     """
     if cfg.model is not None:
         raise ConfigError("set either model=NAME for a random model or path=RUN for a trained one")
-    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64, note)
+    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64, log)
     if group == "combination" and len(loaded) < 2:
         raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
-    task = loaded[0].task
-    words, sources = task.target_dictionary, task.source_dictionary
-    if any((one.task.target_dictionary, one.task.source_dictionary) != (words, sources) for one in loaded):
+    vocabularies = [(one.task.target_dictionary, one.task.source_dictionary) for one in loaded]
+    if any(pair != vocabularies[0] for pair in vocabularies):
         raise ConfigError("the models of path have different vocabularies; give models with the same")
-    models = [one.model for one in loaded]
-    options: dict[str, Any] = {"models": models, "tokenizer": task.target_tokenizer, "tolerance": cfg.tolerance}
-    return Decoding(generation, group, None, words, sources, kind, **options)
+    return loaded
 
 
-def _accepted(subject: Decoding, note: Note) -> Decoding:
+def _accepted(subject: Decoding) -> Decoding:
     """The subject under the rules that accept the component, with a beam of 1 if the strategy has no beams.
 
     Raises:
@@ -298,7 +292,7 @@ def _accepted(subject: Decoding, note: Note) -> Decoding:
         refusals += filter(None, found.values())
         if accepted := [rules for rules, refusal in found.items() if refusal is None]:
             if beam != wanted:
-                note(f"checked with beam=1: {refusals[0]}")
+                log(f"checked with beam=1: {refusals[0]}")
             subject.all_rules = accepted
             return subject
     raise refusals[len(subject.all_rules) - 1]  # with the beam of the user
@@ -312,11 +306,12 @@ def _refusal(subject: Decoding, rules: str) -> ConfigError | None:
             generator = subject.generator()
         except ConfigError as error:
             return error
-    with suppress(Exception):  # an error of the component, which the checks report
-        try:
-            generator.generate(subject.batch([1]))
-        except ConfigError as error:
-            return error
+    try:
+        generator.generate(subject.batch([1]))
+    except ConfigError as error:
+        return error
+    except Exception:  # of the component, which the checks report
+        pass
     return None
 
 

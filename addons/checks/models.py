@@ -7,7 +7,8 @@ from weights is used after they have changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.addons.checks import search, stepping
-from seqgen.addons.checks.checking import (
-    Invariants,
-    Violation,
-    needs,
-    remove_hooks_afterwards,
-    require,
-)
+from seqgen.addons.checks.checking import Invariants, Violation, needs, require
 from seqgen.addons.checks.subject import LENGTHS, Subject
 from seqgen.extend import EncoderDecoderModel, LayerDropList
 
@@ -104,8 +99,9 @@ def start_token_is_read(subject: Subject) -> None:
 
     encoder_out = subject.encode(batch)
     embeddings = [module for module in subject.model.decoder.modules() if isinstance(module, nn.Embedding)]
-    handles = [module.register_forward_hook(add_noise) for module in embeddings]
-    with remove_hooks_afterwards(handles):
+    with ExitStack() as hooks:
+        for module in embeddings:
+            hooks.enter_context(module.register_forward_hook(add_noise))
         moved = subject.model.decoder(batch.prev_output_tokens, encoder_out).logits
     needs(noisy, "no nn.Embedding of the decoder reads the target tokens")
     require(moved.isfinite().all(), "the logits after the start token are not finite", step=0)
@@ -188,37 +184,28 @@ def without_cached_weights(subject: Subject, model: EncoderDecoderModel) -> Enco
 Change = Callable[[Subject, EncoderDecoderModel], object]
 
 
-def never_stale_after(what: str, *changes: Change) -> Callable[[Subject], None]:
-    """The invariant that a decode after changes of the weights uses the new weights.
+def never_stale(subject: Subject, what: str, changes: Sequence[Change]) -> None:
+    """A decode after changes of the weights uses the new weights.
 
     Args:
+        subject: the model.
         what: the changes, in words.
         changes: they change a copy of the model in place; each is followed by a decode.
     """
-
-    def no_stale_weight(subject: Subject) -> None:
-        model = copy.deepcopy(subject.model)
-        for change in changes:
-            before = stepped_logits(subject, model)
-            change(subject, model)
-            got = stepped_logits(subject, model)
-            wanted = stepped_logits(subject, without_cached_weights(subject, model))
-            subject.same(got, wanted.to(got.dtype), what=f"after {what}, a decode uses an outdated weight")
-            require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
-
-    return no_stale_weight
+    model = copy.deepcopy(subject.model)
+    for change in changes:
+        before = stepped_logits(subject, model)
+        change(subject, model)
+        got = stepped_logits(subject, model)
+        wanted = stepped_logits(subject, without_cached_weights(subject, model))
+        subject.same(got, wanted.to(got.dtype), what=f"after {what}, a decode uses an outdated weight")
+        require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
 
 
-_step = partial(train_step, training=False)
-
-
-def _load(assign: bool) -> Change:
-    def load(subject: Subject, model: EncoderDecoderModel) -> None:
-        weights = model.state_dict().items()
-        larger = {key: value * 1.25 if value.is_floating_point() else value for key, value in weights}
-        model.load_state_dict(larger, assign=assign)
-
-    return load
+def _load(subject: Subject, model: EncoderDecoderModel, assign: bool = False) -> None:
+    weights = model.state_dict().items()
+    larger = {key: value * 1.25 if value.is_floating_point() else value for key, value in weights}
+    model.load_state_dict(larger, assign=assign)
 
 
 def _change_in_place(subject: Subject, model: EncoderDecoderModel) -> None:
@@ -295,14 +282,17 @@ STEPPING: Invariants[Subject] = {
     "two decodes at a time": stepping.states_do_not_mix,
     "copies share no state": stepping.copies_share_no_state,
 }
+_CHANGES: dict[str, tuple[str, list[Change]]] = {
+    "training": ("training", [train_step] * 2),
+    "a step in eval()": ("an optimizer step in evaluation mode", [partial(train_step, training=False)] * 2),
+    "loading": ("loading weights", [_load, partial(_load, assign=True)]),
+    "a change in place": ("a change in place", [_change_in_place, _replace_data]),
+}
 WEIGHTS: Invariants[Subject] = {
     "every parameter is trained": every_parameter_is_trained,
     "saved weights are the model": saved_weights_are_the_model,
-    "no stale weight after training": never_stale_after("training", train_step, train_step),
-    "no stale weight after a step in eval()": never_stale_after("an optimizer step in evaluation mode", _step, _step),
-    "no stale weight after loading": never_stale_after("loading weights", _load(assign=False), _load(assign=True)),
+    **{f"no stale weight after {name}": partial(never_stale, what=w, changes=c) for name, (w, c) in _CHANGES.items()},
     "no stale weight after moving": never_stale_after_moving,
-    "no stale weight after a change in place": never_stale_after("a change in place", _change_in_place, _replace_data),
     "inference mode": inference_mode_changes_nothing,
 }
 SEARCH: Invariants[Subject] = {

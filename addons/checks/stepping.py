@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seqgen.addons.checks.checking import Violation, needs, require
 from seqgen.addons.checks.subject import BEAM, LENGTHS, Subject, expand
-from seqgen.extend import IncrementalDecoder, KeyValueCache
+from seqgen.extend import KeyValueCache
 
 
 class Decode:
@@ -45,8 +45,8 @@ class Decode:
         shared: bool | None = None,
         plain_state: bool = False,
     ):
-        self.subject, self.model = subject, subject.model
-        batch = subject.inputs(lengths, 1, BEAM, seed)
+        self.subject, self.model, self.decoder = subject, subject.model, subject.decoder
+        batch = subject.inputs(lengths, 1, rows_per_sentence=BEAM, seed=seed)
         per_sentence = subject.encode(batch)
         rows = expand(per_sentence, BEAM)
         shared = self.decoder.shares_encoder_output if shared is None else shared
@@ -61,11 +61,6 @@ class Decode:
         self.generator = torch.Generator().manual_seed(seed)
         self.step(new=0)
 
-    @property
-    def decoder(self) -> IncrementalDecoder:
-        """The decoder."""
-        return self.subject.decoder
-
     def step(self, new: int = 1) -> None:
         """Append random tokens, padding among them, compute the new positions and compare their logits."""
         shape = (len(self.histories), new)
@@ -79,7 +74,11 @@ class Decode:
         got = self.decoder(tokens, self.encoder_out, self.state).logits
         if got.shape[:2] != (len(tokens), width - seen):
             raise Violation(f"a step of {width - seen} positions returns logits {tuple(got.shape)}", step=seen)
-        for rows in self._groups():
+        # rows with equal start offsets and source widths, which one parallel pass computes
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (history, source) in enumerate(zip(self.histories, self.sources, strict=True)):
+            groups.setdefault((len(history), source.encoder_out.size(1)), []).append(row)
+        for rows in groups.values():
             histories = torch.stack([self.histories[row] for row in rows])
             source = self.sources[rows[0]]
             for row in rows[1:]:
@@ -87,13 +86,6 @@ class Decode:
             wanted = self.decoder(histories, source).logits
             count = min(got.size(1), histories.size(1))
             self.subject.same(got[rows, -count:], wanted[:, -count:], step=width - count, rows=rows, beam=BEAM)
-
-    def _groups(self) -> list[list[int]]:
-        """Rows with equal start offsets and source widths, which one parallel pass computes."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, (history, source) in enumerate(zip(self.histories, self.sources, strict=True)):
-            groups.setdefault((len(history), source.encoder_out.size(1)), []).append(row)
-        return list(groups.values())
 
     def _move(self, rows: list[int], encoder_rows: Tensor | None) -> None:
         self.histories = [self.histories[row] for row in rows]
@@ -106,18 +98,15 @@ class Decode:
         """Rows that share a row of the encoder's output."""
         return len(self.histories) // self.encoder_out.num_rows
 
-    def reorder(self, new_order: list[int] | None = None) -> None:
-        """Any order, also across sentences, by default a random one; the encoder's output is then expanded."""
-        count = len(self.histories)
-        rows = torch.randint(count, (count,), generator=self.generator) if new_order is None else None
-        rows = torch.tensor(new_order) if rows is None else rows
+    def reorder(self, count: int | None = None) -> None:
+        """A random order of all or ``count`` rows, also across sentences; the encoder's output is then expanded."""
+        rows = torch.randint(len(self.histories), (count or len(self.histories),), generator=self.generator)
         self.decoder.reorder_incremental_state(self.state, rows)
         self._move(rows.tolist(), rows // self._share)
 
-    def reorder_beams(self, parents: list[list[int]] | None = None) -> None:
-        """An order within each sentence, by default a random one."""
-        shape = (len(self.histories) // BEAM, BEAM)
-        chosen = torch.randint(BEAM, shape, generator=self.generator) if parents is None else torch.tensor(parents)
+    def reorder_beams(self) -> None:
+        """A random order within each sentence."""
+        chosen = torch.randint(BEAM, (len(self.histories) // BEAM, BEAM), generator=self.generator)
         self.decoder.reorder_beams(self.state, chosen)
         rows = [i * BEAM + beam for i, row in enumerate(chosen.tolist()) for beam in row]
         self._move(rows, torch.tensor(rows) if self._share == 1 else None)
@@ -168,8 +157,7 @@ def reordering_rows_changes_nothing(subject: Subject) -> None:
         decode = Decode(subject, shared=shared, plain_state=True)
         decode.step(1)
         for size in (12, 12, 7, 1, 9, 3, 15):
-            rows = len(decode.histories)
-            decode.reorder(torch.randint(rows, (size,), generator=decode.generator).tolist())
+            decode.reorder(size)
             decode.step(1 + size % 2)
 
 
@@ -177,23 +165,18 @@ def reordering_beams_changes_nothing(subject: Subject) -> None:
     """Beams are reordered within their sentences, and sentences are dropped."""
     for shared in _sharings(subject):
         decode = Decode(subject, shared=shared)
-        decode.step(1)
-        decode.reorder_beams([[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 1, 2]])
-        decode.step(1)
-        decode.reorder_beams([[1, 0, 0], [0, 2, 2], [2, 0, 1], [2, 2, 0]])
-        decode.step(2)
-        decode.select_sentences([0, 2, 3])
-        decode.step(1)
-        decode.reorder_beams([[2, 0, 1], [0, 0, 0], [1, 2, 1]])
-        decode.step(1)
-        decode.reorder([7, 0, 8, 1, 1, 4, 3, 7, 2])  # across sentences: keys are no longer shared
-        decode.step(1)
-        decode.reorder_beams([[1, 0, 0], [2, 2, 1], [0, 2, 1]])
-        decode.step(3)
-        decode.select_sentences([2, 1])
-        decode.step(1)
-        decode.select_sentences([1])
-        decode.step(1)
+        for new, keep in ((1, [0, 1, 2, 3]), (2, [0, 2, 3]), (1, [2, 0, 1])):
+            decode.step(new)
+            decode.reorder_beams()
+            decode.step()
+            decode.select_sentences(keep)
+        decode.reorder()  # across sentences: keys are no longer shared
+        decode.step()
+        decode.reorder_beams()
+        for keep in ([2, 1], [1]):
+            decode.step(3)
+            decode.select_sentences(keep)
+        decode.step()
 
 
 def rolling_back_changes_nothing(subject: Subject, beam_indirection: bool | None = None) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqgen.addons.checks.checking import Compared, NotApplicableError, Violation, Wrong, needs, read_advice
+from seqgen.addons.checks.checking import ADVICE, Compared, NotApplicableError, Violation, needs
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.extend import (
     DECODING_COMPONENTS,
@@ -35,9 +35,6 @@ from seqgen.extend import (
     build_setup,
     collate,
 )
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""The largest difference of two logits that counts as equal."""
 
 LENGTHS = [5, 3, 8, 1]
 """The length of each source, end-of-sentence included."""
@@ -158,30 +155,12 @@ class Ids:
             words = inputs.prev_output_tokens[row, 1 : targets[row]] if targets else None
             examples.append((row, inputs.alone(row)[0][0], None if words is None else torch.cat([words, eos])))
         return collate(
-            examples,
-            source_pad=self.pad,
-            target_pad=self.pad,
-            start_token=self.start,
-            left_pad_source=self.left,
+            examples, source_pad=self.pad, target_pad=self.pad, start_token=self.start, left_pad_source=self.left
         )
 
 
 Results = Sequence[Sequence[Hypothesis]]
 """The n-best list of each sentence."""
-
-
-def _cache_or_rounding(subject: Subject, wrong: Wrong) -> str | None:
-    if subject.cache is not None:
-        return (
-            f"{subject.cache.__name__} does not return the keys and values that it was given, in their rows and at "
-            "their positions; if it rounds them on purpose, give a larger tolerance"
-        )
-    if not all(0 < violation.difference < 1e-5 for violation in wrong.values()):
-        return None
-    return (
-        "the differences have the size of rounding: a part of the model computes in float32 or lower; compute in the "
-        "dtype of the weights, or give a larger tolerance"
-    )
 
 
 @dataclass
@@ -195,7 +174,6 @@ class Subject(Compared):
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
     """
 
-    advice = read_advice("model", cache_or_rounding=_cache_or_rounding)
     model: EncoderDecoderModel
     dictionary: Dictionary
     source_size: int
@@ -213,10 +191,9 @@ class Subject(Compared):
         Raises:
             NotApplicableError: it cannot continue from a state.
         """
-        decoder = self.model.decoder
-        if not isinstance(decoder, IncrementalDecoder):
+        if not isinstance(self.model.decoder, IncrementalDecoder):
             raise NotApplicableError("the decoder is not an IncrementalDecoder: it has no decoding state")
-        return decoder
+        return self.model.decoder
 
     @property
     def cache(self) -> Any:
@@ -228,11 +205,9 @@ class Subject(Compared):
         """True if the model is decoder-only: it does not read the start token, and has no attention to a source."""
         return isinstance(self.model, LanguageModel)
 
-    def inputs(
-        self, lengths: Sequence[int] = LENGTHS, target_length: int = 6, rows_per_sentence: int = 1, seed: int = 1
-    ) -> Inputs:
+    def inputs(self, lengths: Sequence[int] = LENGTHS, target_length: int = 6, **options: int) -> Inputs:
         """Random inputs; see ``Ids.inputs``."""
-        return self.ids.inputs(lengths, target_length, rows_per_sentence, seed)
+        return self.ids.inputs(lengths, target_length, **options)
 
     def logits(self, batch: Inputs) -> Tensor:
         """Logits ``(N, T, V)`` of the parallel pass."""
@@ -319,27 +294,23 @@ class Decoding(Compared):
         dictionary: the target vocabulary.
         sources: the source vocabulary.
         kind: the class of the component; of a search strategy or combination the base class, since rules have variants.
+        models: the members.
+        tokenizer: the target tokenizer; by default, tokens are words.
         all_rules: names of the rules that it is checked under.
         rules: name of the rules in use.
-        models: the members; a single random one if none is given.
-        tokenizer: the target tokenizer; by default, tokens are words.
     """
 
-    advice = read_advice("component")
+    advice = ADVICE["component"]
     generation: GenerationConfig
     group: str
     build: Callable[[Dictionary, int], EncoderDecoderModel] | None
     dictionary: Dictionary
     sources: Dictionary
     kind: type[Component]
-    all_rules: Sequence[str] = ("fairseq", "huggingface")
+    models: list[EncoderDecoderModel]
+    tokenizer: Tokenizer | None
+    all_rules: Sequence[str]
     rules: str = "fairseq"
-    models: list[EncoderDecoderModel] = field(default_factory=list)
-    tokenizer: Tokenizer | None = None
-
-    def __post_init__(self) -> None:
-        if self.build is not None:
-            self.models = self.models or [self.build(self.dictionary, 0)]
 
     @property
     def without(self) -> dict[str, Any]:
@@ -367,11 +338,7 @@ class Decoding(Compared):
         return replace(batch, texts=texts)
 
     def generator(
-        self,
-        members: int = 1,
-        fast: FastConfig | None = None,
-        objects: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, members: int = 1, fast: FastConfig | None = None, objects: Mapping[str, Any] | None = None, **options: Any
     ) -> SequenceGenerator:
         """A generator with the component.
 

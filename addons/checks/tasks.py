@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.addons.checks.checking import Compared, Invariants, Violation, needs, read_advice, require
+from seqgen.addons.checks.checking import ADVICE, Compared, Invariants, Violation, needs, require
 from seqgen.extend import ConfigError, Dataset, EncoderDecoderModel, Example, PairDataset, Task
 
 MOST = 40
@@ -30,7 +30,7 @@ class Prepared(Compared):
         split: the split whose examples are looked at; another one than the training data, if there is one.
     """
 
-    advice = read_advice("task")
+    advice = ADVICE["task"]
     task: Task
     again: Callable[[], Task]
     model: EncoderDecoderModel
@@ -64,8 +64,8 @@ def text_survives(subject: Prepared) -> None:
         again = task.encode_target(text)
         require(torch.equal(ids, again), f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
         padded = torch.cat([ids, ids.new_full((2,), words.pad())])
-        if task.decode(padded) != text:
-            raise Violation(f"padding changes the text of {line!r}: {task.decode(padded)!r}", sentence=number)
+        wrong = f"padding changes the text of {line!r}: {task.decode(padded)!r}"
+        require(task.decode(padded) == text, wrong, sentence=number)
     needs(checked, "there is no text without unknown tokens")
 
 
@@ -81,20 +81,15 @@ def ids_are_in_the_vocabulary(subject: Prepared) -> None:
     """Examples have ids of the vocabularies, no padding, and at least one token on each side."""
     task = subject.task
     for example in subject.examples():
-        sides = (
-            (example.source, task.source_dictionary, "source"),
-            (_target(example), task.target_dictionary, "target"),
-        )
-        for ids, words, side in sides:
-            if side == "target" and example.target is None:
+        for side in ("source", "target"):
+            ids, words = getattr(example, side), getattr(task, f"{side}_dictionary")
+            if ids is None:
                 continue
             what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
             require(ids.dim() == 1 and ids.dtype == torch.int64 and len(ids), what, sentence=example.id)
-            if int(ids.min()) < 0 or int(ids.max()) >= len(words):
-                what = (
-                    f"the {side} of an example has the id {int(ids.max())}, but the vocabulary has {len(words)} tokens"
-                )
-                raise Violation(what, sentence=example.id)
+            what = f"has the id {int(ids.max())}, but the vocabulary has {len(words)} tokens"
+            inside = int(ids.min()) >= 0 and int(ids.max()) < len(words)
+            require(inside, f"the {side} of an example {what}", sentence=example.id)
             if words.pad() != words.eos() and words.pad() in ids.tolist():
                 step = ids.tolist().index(words.pad())
                 raise Violation(f"the {side} of an example has padding", step=step, sentence=example.id)
@@ -112,9 +107,8 @@ def examples_are_fixed(subject: Prepared) -> None:
     require(len(lengths) == len(dataset), f"lengths has {len(lengths)} rows for {len(dataset)} examples")
     for example, row in zip(first, lengths.tolist(), strict=False):
         sizes = [len(example.source)] + ([] if example.target is None else [len(example.target)])
-        require(
-            row[: len(sizes)] == sizes, f"lengths says {row}, but the example has {sizes} tokens", sentence=example.id
-        )
+        what = f"lengths says {row}, but the example has {sizes} tokens"
+        require(row[: len(sizes)] == sizes, what, sentence=example.id)
 
 
 def training_and_decoding_encode_alike(subject: Prepared) -> None:

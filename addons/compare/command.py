@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
-from seqgen.addons.compare.runs import as_dict, load_runs, sort_runs, text_table
-from seqgen.cli.commands import import_tool
+from seqgen.addons.compare.runs import as_dict, find_runs, read_runs, sort_runs, text_table
 from seqgen.config import option
 from seqgen.extend import (
     ConfigError,
@@ -25,6 +24,7 @@ from seqgen.extend import (
     write_atomically,
     write_report,
 )
+from seqgen.registry import import_declared
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
@@ -90,7 +90,7 @@ def _show_trace(cfg: ShowConfig) -> None:
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
     check_output("page", output, file)
-    traces = import_tool("the page of a trace")
+    traces = import_declared("seqgen.addons.traces.page", "the page of a trace")
     trace = traces.Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
@@ -108,7 +108,9 @@ def _show_runs(cfg: ShowConfig) -> None:
         check_output("page", cfg.page, other_outputs=[cfg.json])
         if find_spec("matplotlib") is None:
             raise ConfigError("the page of runs needs a package: pip install matplotlib")
-    runs = sort_runs(load_runs(cfg.path, vars(cfg)), cfg.sort)
+    runs = sort_runs(read_runs(find_runs(cfg.path)), cfg.sort)
+    for problem in (problem for one in runs for problem in one.problems):
+        log(problem)
     if cfg.page:
         write_atomically(Path(cfg.page), page_of_runs(runs, cfg.sort))
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)

@@ -68,18 +68,16 @@ class Comparison:
         systems: the systems; the others are compared with the first one.
         texts: references, sources and settings.
         options: what was computed.
+        measures: the metrics by name.
         results: for each metric, the result of each system.
-        signatures: sacreBLEU's signatures by metric.
-        lower_is_better: the metrics that are error rates.
         changed: for each system after the first, the sentences that changed most.
     """
 
     systems: list[System]
     texts: Texts
     options: Options
+    measures: dict[str, Measure]
     results: dict[str, list[Tested]]
-    signatures: dict[str, str]
-    lower_is_better: list[str]
     changed: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def verdict(self, metric: str, number: int) -> str:
@@ -99,7 +97,7 @@ class Comparison:
             return "same" if tested.same else ""
         if any(value >= LEVEL for value in values) or tested.score == first.score:
             return "unclear"
-        return "better" if (tested.score > first.score) != (metric in self.lower_is_better) else "worse"
+        return "better" if (tested.score > first.score) != self.measures[metric].lower_is_better else "worse"
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -113,8 +111,8 @@ class Comparison:
             "seed": self.options.seed if self.options.bootstrap else None,
             "metrics": {
                 metric: {
-                    "signature": self.signatures[metric],
-                    "lower_is_better": metric in self.lower_is_better,
+                    "signature": self.measures[metric].signature,
+                    "lower_is_better": self.measures[metric].lower_is_better,
                     "systems": [
                         {
                             **vars(tested),
@@ -151,11 +149,9 @@ def compare(systems: Sequence[System], texts: Texts, options: Options) -> Compar
     texts = replace(texts, hypotheses=systems[0].hypotheses)
     measures = {name: measure(name, texts) for name in options.metrics}
     results = score_and_test(systems, measures, options.seed, options.bootstrap, options.randomization)
-    signatures = {name: item.signature for name, item in measures.items()}
-    lower = [name for name, item in measures.items() if item.lower_is_better]
-    found = Comparison(systems, texts, options, results, signatures, lower)
-    chrf = measures.get("chrf") or measure("chrf", texts)
-    if isinstance(chrf, Measure) and options.examples:
+    found = Comparison(systems, texts, options, measures, results)
+    if options.examples:
+        chrf = measures.get("chrf") or measure("chrf", texts)
         found.changed = [changes(systems[0], other, texts, chrf, options.examples) for other in systems[1:]]
     return found
 
@@ -175,8 +171,11 @@ def text_report(comparison: Comparison) -> str:
         Lines of at most 80 columns, except for sentences.
     """
     first, *others = [system.name for system in comparison.systems]
-    lines = [table_text(_columns(comparison), _score_rows(comparison), whole=range(1, len(SCORES)), gap=1), ""]
-    lines += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
+    rows = list(_score_rows(comparison))
+    columns = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    cells = [[row[place] for place in columns] for row in (SCORES, *rows)]
+    lines = [table_text(cells[0], cells[1:], whole=range(1, len(SCORES)), gap=1), ""]
+    lines += [f"{name}: {item.signature}" for name, item in comparison.measures.items() if item.signature]
     lines += filter(None, [explanation(comparison)])
     for other, found in zip(others, comparison.changed, strict=False):
         most = f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
@@ -204,21 +203,11 @@ def explanation(comparison: Comparison) -> str:
     )
 
 
-def _columns(comparison: Comparison) -> Sequence[str]:
-    """The columns of scores that are not empty."""
-    if len(comparison.systems) == 1:
-        return SCORES[: 3 if comparison.options.bootstrap else 2]
-    if not comparison.options.bootstrap:
-        return (*SCORES[:2], SCORES[3])
-    return SCORES if comparison.options.randomization else SCORES[:5]
-
-
-def _score_rows(comparison: Comparison) -> Iterable[list[str]]:
-    """For each metric a row with its name, and one for each system: the cells of ``_columns``."""
-    places = [SCORES.index(name) for name in _columns(comparison)]
+def _score_rows(comparison: Comparison) -> Iterable[Sequence[str]]:
+    """For each metric a row with its name, and one for each system: the cells of ``SCORES``."""
     for metric, results in comparison.results.items():
-        title = f"{metric} (lower is better)" if metric in comparison.lower_is_better else metric
-        yield [title, *[""] * (len(places) - 1)]
+        title = f"{metric} (lower is better)" if comparison.measures[metric].lower_is_better else metric
+        yield [title, *[""] * (len(SCORES) - 1)]
         for number, tested in enumerate(results):
             sign = _SIGNS[comparison.verdict(metric, number)]
             difference = f"{tested.score - results[0].score:+.2f} {sign:1}" if number else ""
@@ -226,5 +215,4 @@ def _score_rows(comparison: Comparison) -> Iterable[list[str]]:
             if tested.mean is not None and tested.interval is not None:
                 interval = f"{tested.mean - tested.interval:.2f} - {tested.mean + tested.interval:.2f}"
             p_values = ["" if p is None else f"{p:.4f}" for p in (tested.p_bootstrap, tested.p_randomization)]
-            row = f"  {comparison.systems[number].name}", f"{tested.score:.2f}", interval, difference, *p_values
-            yield [row[place] for place in places]
+            yield f"  {comparison.systems[number].name}", f"{tested.score:.2f}", interval, difference, *p_values

@@ -23,7 +23,6 @@ from seqgen.extend import (
     DataError,
     clock,
     flatten,
-    log,
     nearest,
     open_regular,
     parse_json,
@@ -219,7 +218,10 @@ def _summarize(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
     run.updates, run.epoch = (max(map(int, numbers(name)), default=None) for name in ("update", "epoch"))
     if speeds := run.curves.get(("train", "tokens_per_second")):
         run.tokens_per_second = statistics.median(speeds.values())
-    times = [time for record in log if (time := _time(record.get("time")))]
+    times = []
+    for record in log:
+        with suppress(ValueError, TypeError):
+            times.append(datetime.fromisoformat(record.get("time")))  # type: ignore[arg-type]
     if ended := run.curves.get(("stop", "seconds")):
         run.seconds = [*ended.values()][-1]  # it includes the time before training was resumed
     elif len(times) > 1:
@@ -245,13 +247,6 @@ def _read_scores(run: Run) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _time(text: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except (ValueError, TypeError):
-        return None
 
 
 MISSING = "-"
@@ -280,15 +275,12 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
         values = [config.get(key, MISSING) for config in readable]
         if all(value == values[0] for value in values):
             continue
-        if key.partition(".")[0] in differing and MISSING in values and _are_defaults(key, readable, defaults):
+        pairs = zip(values, (default.get(key, MISSING) for default in defaults), strict=True)
+        are_defaults = all(value in (MISSING, default) for value, default in pairs)
+        if key.partition(".")[0] in differing and MISSING in values and are_defaults:
             continue
         found[key] = [run.config.get(key, MISSING) for run in runs]
     return found
-
-
-def _are_defaults(key: str, configs: Sequence[Mapping[str, Any]], defaults: Sequence[Mapping[str, Any]]) -> bool:
-    pairs = zip(configs, defaults, strict=True)
-    return all(key not in config or (key in default and config[key] == default[key]) for config, default in pairs)
 
 
 def shown(value: Any) -> str:
@@ -450,22 +442,3 @@ def table_by_score(folders: Sequence[Path], metric: str) -> str:
     runs = read_runs(folders)
     by = metric if metric.lower() in map(str.lower, score_names(runs)) else ""
     return text_table(sort_runs(runs, by), by)
-
-
-def load_runs(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
-    """Read the runs in folders, and print what is wrong with them.
-
-    Args:
-        folders: run folders, and folders that contain runs.
-        keys: the command's keys, one of which may have been typed without a value.
-
-    Raises:
-        UserError: a folder cannot be used.
-    """
-    for name in folders:
-        if name in keys and not Path(name).exists():
-            raise ConfigError(f"{name} is a key and needs a value; set {name}=VALUE")
-    runs = read_runs(find_runs(folders))
-    for problem in (problem for item in runs for problem in item.problems):
-        log(problem)
-    return runs

@@ -76,7 +76,7 @@ def seed_of(given: int) -> int:
 
 def score_and_test(
     systems: Sequence[System],
-    measures: Mapping[str, Measure | WholeTextMeasure],
+    measures: Mapping[str, Measure],
     seed: int,
     bootstrap: bool = True,
     randomization: bool = True,
@@ -96,7 +96,7 @@ def score_and_test(
     Raises:
         ConfigError: there are too many sentences.
     """
-    first, tested = systems[0].hypotheses, {name: m for name, m in measures.items() if isinstance(m, Measure)}
+    first, tested = systems[0].hypotheses, {name: one for name, one in measures.items() if one.of_sentences}
     tests = dict[str, Mapping[str, list[Any]]]()
     if bootstrap and tested:
         if len(first) > MAX_SENTENCES:
@@ -143,15 +143,16 @@ class Measure:
         name: the metric's name, under which the tests return its results.
         metric: the metric of sacreBLEU, with its references; or another object with these methods.
         lower_is_better: whether it is an error rate.
+        of_sentences: whether there are statistics of sentences, without which it cannot be tested.
     """
 
-    def __init__(self, name: str, metric: Any, lower_is_better: bool = False):
-        self.name, self.lower_is_better = name, lower_is_better
+    def __init__(self, name: str, metric: Any, lower_is_better: bool = False, of_sentences: bool = True):
+        self.name, self.lower_is_better, self.of_sentences = name, lower_is_better, of_sentences
         self._metric = metric
         self._statistics = functools.cache(lambda texts: list(metric._extract_corpus_statistics(list(texts), None)))
 
     def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
-        """True if the statistics of all sentences of two texts are equal, as with equal texts."""
+        """True if the statistics of two texts are equal, as with equal texts."""
         return self._statistics(tuple(hypotheses)) == self._statistics(tuple(others))
 
     def score(self, hypotheses: Sequence[str], sentences: Sequence[int] | None = None) -> float:
@@ -188,23 +189,26 @@ class Measure:
         return Signature({"num_refs": 1})
 
 
-class MeanOfSentences:
-    """A metric whose score is a mean over sentences, such as COMET, with the methods of a metric of sacreBLEU.
+class OtherMetric:
+    """A metric that is not sacreBLEU's, with the methods of one: a mean over sentences, or a score of whole texts.
 
     Args:
-        scored: computes the values of the sentences, and the signature.
+        scored: computes the score of a text with the values of its sentences, if there are some, and the signature.
     """
 
     def __init__(self, scored: Callable[[tuple[str, ...]], TextScore]):
         self._scored = scored
         self._text = ""
 
-    def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: None) -> list[list[float]]:
+    def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: None) -> Sequence[Any]:
+        """Each sentence's value and weight; without values, the text."""
         score = self._scored(tuple(hypotheses))
         self._text = score.signature
-        return [[value, 1.0] for value in score.sentences]
+        return [[value, 1.0] for value in score.sentences] or hypotheses
 
     def _aggregate_and_compute(self, statistics: Any) -> Any:
+        if isinstance(statistics[0], str):
+            return self._compute_score_from_stats([self._scored(tuple(statistics)).value, 1.0])
         return self._compute_score_from_stats([sum(column) for column in zip(*statistics, strict=True)])
 
     def _compute_score_from_stats(self, statistics: Any) -> Any:
@@ -217,30 +221,7 @@ class MeanOfSentences:
         return self._text
 
 
-class WholeTextMeasure:
-    """A metric of the user that gives no values of sentences, so that it cannot be tested.
-
-    Args:
-        scored: computes the score of a text.
-        lower_is_better: whether it is an error rate.
-    """
-
-    def __init__(self, scored: Callable[[tuple[str, ...]], TextScore], lower_is_better: bool = False):
-        self._scored, self.lower_is_better = scored, lower_is_better
-        self.signature = ""
-
-    def score(self, hypotheses: Sequence[str]) -> float:
-        """The score of a text."""
-        score = self._scored(tuple(hypotheses))
-        self.signature = score.signature
-        return score.value
-
-    def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
-        """True if two texts are equal."""
-        return hypotheses == others
-
-
-def measure(name: str, texts: Texts) -> Measure | WholeTextMeasure:
+def measure(name: str, texts: Texts) -> Measure:
     """Make the measure of a metric.
 
     Args:
@@ -255,6 +236,5 @@ def measure(name: str, texts: Texts) -> Measure | WholeTextMeasure:
     if metric.sacrebleu is not None:
         return Measure(name, metric.sacrebleu(texts), metric.lower_is_better)
     scored = functools.cache(lambda hypotheses: metric.score(replace(texts, hypotheses=list(hypotheses))))
-    if scored(tuple(texts.hypotheses)).sentences:
-        return Measure(name, MeanOfSentences(scored), metric.lower_is_better)
-    return WholeTextMeasure(scored, metric.lower_is_better)
+    of_sentences = bool(scored(tuple(texts.hypotheses)).sentences)
+    return Measure(name, OtherMetric(scored), metric.lower_is_better, of_sentences)

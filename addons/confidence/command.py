@@ -129,8 +129,6 @@ def _check_keys(cfg: CalibrateConfig) -> None:
         raise ConfigError(
             "generation.quality_features has no effect with generation.confidence, whose file contains it; remove it"
         )
-    if cfg.output and not cfg.output.endswith(".json"):
-        raise ConfigError(f"output={cfg.output} must end in .json; give another name")
     for key in keys_tagged(INPUT):
         if getattr(cfg.generation, key):
             raise ConfigError(

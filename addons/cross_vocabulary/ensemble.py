@@ -12,7 +12,7 @@ from seqgen.addons.cross_vocabulary.vocabulary_trie import MemberTexts
 from seqgen.config import GenerationConfig, ResolvedSettings, Settings
 from seqgen.decoding.resolution import resolve
 from seqgen.extend import ConfigError, Resources, TextModel
-from seqgen.text.languages import note_if_language_unset
+from seqgen.text.members import note_if_language_unset
 
 KEYS = (
     *("beam", "nbest", "min_len", "max_len", "max_len_a", "max_len_b", "temperature", "mbr", "rerank", "dtype"),

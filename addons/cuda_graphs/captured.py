@@ -199,12 +199,6 @@ class CapturedStep:
         equal = bool(error <= scale * torch.finfo(other.dtype).eps ** 0.5)
         self.fault = "" if equal else "the first replayed step differs from the same step without a recording"
 
-    @property
-    def is_free(self) -> bool:
-        """True if no member uses this step."""
-        owner = self.owner()
-        return owner is None or owner.step is not self
-
     def load(self, begin: Filler) -> None:
         """Begin with a state and encoder output of these sizes."""
         _copy(begin, (self.state, self._encoder_out))
@@ -355,7 +349,8 @@ class CapturedMember(PlannedMember):
         """Use a recorded step of this shape that no other member uses, if there is one, or a new one, and keep it."""
         with _CHOICE:
             steps = _STEPS.setdefault(self.model.decoder, [])
-            self.step = new or next((step for step in steps if step.shape == shape and step.is_free), None)
+            free = (step for step in steps if step.shape == shape and getattr(step.owner(), "step", None) is not step)
+            self.step = new or next(free, None)
             if self.step is not None:
                 self.step.owner = weakref.ref(self)
                 steps[:] = [*(step for step in steps if step is not self.step), self.step][-_KEPT:]

@@ -205,16 +205,14 @@ def _set_attention(spec: Any, attention: MultiheadAttention, projections: list[A
         spec.queries_scale = float(attention.scale)
 
 
-def _set_linear(spec: Any, linear: Any) -> None:
-    spec.weight = _array(linear.weight)
-    if linear.bias is not None:
-        spec.bias = _array(linear.bias)
+def _set_linear(spec: Any, linear: Any, weight: str = "weight", bias: str = "bias") -> None:
+    setattr(spec, weight, _array(linear.weight))
+    if getattr(linear, "bias", None) is not None:
+        setattr(spec, bias, _array(linear.bias))
 
 
 def _set_norm(spec: Any, norm: Any) -> None:
-    spec.gamma = _array(norm.weight)
-    if hasattr(spec, "beta"):
-        spec.beta = _array(norm.bias)
+    _set_linear(spec, norm, "gamma", "beta")
 
 
 def _array(weight: Tensor) -> Any:

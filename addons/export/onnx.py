@@ -160,9 +160,6 @@ _AFTER = f"{SEEN} + 1"
 _EXAMPLE = {ROWS: 2, SOURCE: 5, SEEN: 3, _AFTER: 4}
 """The sizes with which the graphs are traced. None is 0 or 1, since the tracer would take such a size as fixed."""
 
-MIN_POSITIONS = 6
-"""The smallest number of positions of a model; the graphs are traced and checked with at most this many."""
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -302,10 +299,6 @@ def _flat_state(model: EncoderDecoderModel) -> FlatState:
 
 def _dims(model: EncoderDecoderModel) -> dict[str, Any]:
     source, target = model.max_positions()
-    if min(source, target) < MIN_POSITIONS:
-        raise ConfigError(
-            f"a model with {source} source and {target} target positions cannot be exported; it needs {MIN_POSITIONS}"
-        )
     seen = Dim(SEEN, min=0, max=target - 1)
     return {ROWS: Dim(ROWS, min=1), SOURCE: Dim(SOURCE, min=1, max=source), SEEN: seen, _AFTER: seen + 1}
 
@@ -535,10 +528,7 @@ def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], opset: int) -> d
     source_max, target_max = model.max_positions()
     state = [tensor.name.removeprefix(NEXT) for tensor in graphs["step"].outputs[1:]]
     described = {
-        name: {
-            "inputs": [_described(tensor) for tensor in graph.inputs],
-            "outputs": [_described(tensor) for tensor in graph.outputs],
-        }
+        name: {kind: list(map(_described, getattr(graph, kind))) for kind in ("inputs", "outputs")}
         for name, graph in graphs.items()
     }
     return {

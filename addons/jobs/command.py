@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[s
             done = f"{folder.lines} lines are done and kept in {place}"
             if isinstance(error, UserError):
                 raise type(error)(f"{error}; {done}" if folder.lines else str(error)) from error
-            what = done if folder.is_open else f"what was decoded before is kept in {place}"
+            what = done if folder.lines else f"what was decoded before is kept in {place}"
             log(f"stopped; {what}; to continue, run the same command again")
             return stop.exit_code
 
@@ -151,24 +150,13 @@ def _check_keys(cfg: GenerateConfig) -> None:
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
     """Check that outputs do not overwrite inputs, and do not become inputs when the command is repeated."""
     check_output("output", cfg.output, *map(str, source.files), *decoding_files(cfg))
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"job.folder={folder} is a file; give a folder")
-    inputs = Path(cfg.input)
-    if inputs.is_dir() and folder.resolve() == inputs.resolve():
-        raise ConfigError(
-            f"job.folder={folder} is the folder of the input, and the job's files would be part of the input when it "
-            "is continued; give another folder"
-        )
-    output = Path(cfg.output).resolve()
-    if inputs.is_dir():
-        is_input = output.parent == inputs.resolve()
-    else:
-        is_input = fnmatch(output.name, inputs.name) and fnmatch(str(output.parent), str(inputs.parent.resolve()))
-    if cfg.output != "-" and is_input:
-        raise ConfigError(
-            f"output={cfg.output} would be part of input={cfg.input} when the job is continued; give a file in another "
-            "folder"
-        )
+    inputs = Path(cfg.input).resolve()
+    pattern = str(inputs / "*" if inputs.is_dir() else inputs)
+    for given, file in ((f"job.folder={folder}", folder / ERRORS), (f"output={cfg.output}", Path(cfg.output))):
+        if file.resolve().match(pattern) and str(file) != "-":
+            raise ConfigError(
+                f"{given} would be part of input={cfg.input} when the job is continued; give another folder"
+            )
 
 
 def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,19 +265,18 @@ class CommandDecoder:
 
 def _merge(cfg: GenerateConfig, folder: JobFolder, stop: Stop, named: bool) -> None:
     """Write the outputs of all parts into one file, or to standard output if the user asks for it."""
+    output = Path(cfg.output).resolve()  # a link is written through, and stays
     if cfg.output == "-":
         if named:
             with disk_errors("standard output"), open(sys.stdout.fileno(), "wb", closefd=False) as file:
                 folder.merge(file, stop.check)
-        return
-    output = Path(cfg.output).resolve()  # a link is written through, and stays
-    if is_pipe(output):
+    elif is_pipe(output):
         with disk_errors(output), open(output, "wb") as file:
             folder.merge(file, stop.check)
-        return
-    remove_leftovers(output.parent, output.name)
-    with new_file(output) as temporary:
-        folder.merge(temporary, stop.check)
+    else:
+        remove_leftovers(output.parent, output.name)
+        with new_file(output) as file:
+            folder.merge(file, stop.check)
 
 
 def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, failed: int, seconds: float) -> None:

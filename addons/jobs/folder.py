@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.addons.jobs.source import Part, Plan
-from seqgen.addons.jobs.workers import Answers, Failure
+from seqgen.addons.jobs.workers import Answers
 from seqgen.extend import (
     ConfigError,
     DataError,
@@ -44,11 +44,7 @@ ADVICE = "give the same as before, or another job.folder"
 
 
 def manifest_of(
-    settings: Mapping[str, Any],
-    models: Mapping[str, str],
-    part_lines: int,
-    plan: Plan,
-    versions: Mapping[str, str],
+    settings: Mapping[str, Any], models: Mapping[str, str], part_lines: int, plan: Plan, versions: Mapping[str, str]
 ) -> dict[str, Any]:
     """The content of a manifest: everything that the outputs of a job depend on.
 
@@ -86,24 +82,15 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     Returns:
         Words such as ``generation.beam=5, and it is now 3``; empty if the outputs are the same.
     """
-    if before["part_lines"] != now["part_lines"]:
-        return f"job.part_lines={before['part_lines']}, and it is now {now['part_lines']}"
-    for name in dict.fromkeys([*before["settings"], *now["settings"]]):
-        was, is_ = (_value(content["settings"], name) for content in (before, now))
+    settings = [{"job.part_lines": content["part_lines"], **content["settings"]} for content in (before, now)]
+    for name in dict.fromkeys([*settings[0], *settings[1]]):
+        was, is_ = (shown(values[name]) if name in values else "(not given)" for values in settings)
         if was != is_:
             return f"{name}={was}, and it is now {is_}"
     for name in dict.fromkeys([*before["models"], *now["models"]]):
         was, is_ = (content["models"].get(name) for content in (before, now))
         if was != is_:
             return f"another {name}" if was and is_ else f"{name}, which is now {'new' if is_ else 'missing'}"[:200]
-    return _difference_of_inputs(before, now)
-
-
-def _value(settings: Mapping[str, Any], name: str) -> str:
-    return shown(settings[name]) if name in settings else "(not given)"
-
-
-def _difference_of_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if before["lines"] != now["lines"]:
         return f"an input of {before['lines']} lines, and it now has {now['lines']}"
     first = 1
@@ -148,14 +135,12 @@ class JobFolder:
     Attributes:
         parts: all parts of the job, when the folder is open.
         done: those that are done, by their number.
-        is_open: whether the journal was read, so that ``done`` has all parts that are done.
     """
 
     def __init__(self, path: Path, ending: str):
         self.path, self.ending = path, ending
         self.parts: Sequence[Part] = ()
         self.done: dict[int, Done] = {}
-        self.is_open = False
 
     @property
     def lines(self) -> int:
@@ -191,7 +176,6 @@ class JobFolder:
         for folder in (self.path, self.path / PARTS):
             remove_leftovers(folder, seconds=0)
         self._read_journal()
-        self.is_open = True
         self.done = {index: known for index, known in self.done.items() if self._has_file(index, known)}
 
     def _write_or_compare(self, manifest: Mapping[str, Any]) -> None:
@@ -239,13 +223,12 @@ class JobFolder:
         except OSError:
             return False
 
-    def write(self, part: Part, answers: Answers, details: dict[str, Any]) -> None:
+    def write(self, part: Part, answers: Answers) -> None:
         """Write the outputs of a part, then its line of the journal.
 
         Args:
             part: the part.
             answers: the outputs of all its lines.
-            details: further fields of its record.
 
         Raises:
             UserError: a file cannot be written; the part counts as not done.
@@ -260,7 +243,6 @@ class JobFolder:
             "tokens": answers.tokens,
             "seconds": round(answers.seconds, 3),
             "counts": answers.counts,
-            **details,
             "failed": [asdict(failure) for failure in answers.failures],
             "notes": counted({"note": text, "lines": 1, "first_line": line} for line, text in answers.notes),
         }
@@ -315,7 +297,6 @@ class JobFolder:
         with new_file(ledger) as file:
             for record in self.records(of_failures=True):
                 for failure in record["failed"]:
-                    failure = asdict(Failure(**failure))
                     file.write(json.dumps(failure, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
         return self.failed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from seqgen.addons.jobs.folder import JobFolder
 from seqgen.addons.jobs.source import Part, Plan, Source, cut, text_digest
@@ -18,21 +18,6 @@ SPLIT = 16
 """Number of pieces into which such a piece is split."""
 HOPELESS = 100
 """Number of lines that have failed, without one that was decoded, at which the job stops."""
-
-
-@dataclass
-class _OpenPart:
-    """A part of which not all pieces are decoded.
-
-    Attributes:
-        part: the part.
-        answers: those of its pieces, by their first line.
-        workers: the workers that decoded them.
-    """
-
-    part: Part
-    answers: dict[int, Answers] = field(default_factory=dict)
-    workers: dict[str, None] = field(default_factory=dict)
 
 
 class Job:
@@ -84,7 +69,8 @@ class Job:
         again: deque[Piece] = deque()  # of workers that have died
         running, at_end = 0, False
         self._decoded = self.folder.lines - self.folder.failed
-        self._open: dict[int, _OpenPart] = {}
+        # of each part of which not all pieces are decoded, the answers of the others by their first line
+        self._open: dict[int, dict[int, Answers]] = {}
         while True:
             self.check()
             while workers.free() and not (at_end and not again):
@@ -120,7 +106,7 @@ class Job:
             if len(lines) != part.lines or (part.index in wanted and text_digest(lines) != part.digest):
                 raise self._changed(part)
             if part.index in wanted:
-                self._open[part.index] = _OpenPart(part)
+                self._open[part.index] = {}
                 for start in range(0, len(lines), self.piece_lines):
                     yield Piece(part.index, part.first + start, lines[start : start + self.piece_lines])
         if next(texts, None) is not None:
@@ -148,9 +134,8 @@ class Job:
 
     def _take(self, event: Answered, progress: LineProgress) -> None:
         """Keep the answers of a piece, and write its part if it is complete."""
-        answers, opened = event.answers, self._open[event.piece.part]
-        opened.answers[event.piece.first] = answers
-        opened.workers[event.worker] = None
+        answers, known, part = event.answers, self._open[event.piece.part], self.plan.parts[event.piece.part]
+        known[event.piece.first] = answers
         lines, failed = len(answers.outputs), len(answers.failures)
         self._decoded, self._failed = self._decoded + lines - failed, self._failed + failed
         progress.advance(lines, failed)
@@ -160,10 +145,9 @@ class Job:
                 f"the first {self._failed} lines all failed, so the job was stopped; line {failure.number}: "
                 f"{failure.reason}"
             )
-        if sum(len(some.outputs) for some in opened.answers.values()) == opened.part.lines:
-            del self._open[event.piece.part]
-            joined = sum((opened.answers[first] for first in sorted(opened.answers)), Answers([]))
-            self.folder.write(opened.part, joined, {"workers": list(opened.workers)})
+        if sum(len(some.outputs) for some in known.values()) == part.lines:
+            del self._open[part.index]
+            self.folder.write(part, sum((known[first] for first in sorted(known)), Answers([])))
 
     def _after_death(self, event: Died, piece: Piece) -> list[Piece]:
         """The pieces to decode after the death of a piece's worker: the same, smaller ones, or none."""

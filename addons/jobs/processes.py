@@ -101,7 +101,7 @@ class LocalWorkers(Workers):
             except (EOFError, OSError):
                 events.append(self._replace(one))
             else:
-                events.append(self._result(one, result, f"process {one.process.pid}"))
+                events.append(self._result(one, result))
         return events
 
     def _replace(self, one: _Process) -> Died:

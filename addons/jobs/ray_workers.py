@@ -143,7 +143,7 @@ class RayWorkers(Workers):
         except self._ray.exceptions.RayError as error:
             return self._lost(actor, error)
         actor.call = None
-        return self._result(actor, result, f"actor {actor.number} of node {actor.node[:8]}")
+        return self._result(actor, result)
 
     def _lost(self, actor: _Actor, error: Exception) -> Event:
         """Forget an actor; another one is started, if its node is alive."""

@@ -93,9 +93,7 @@ def find_source(pattern: str, file_format: str = "auto", column: str = "text") -
         if not files:
             raise DataError(f"input={pattern}: the folder has no files")
     else:
-        files = find_files([pattern], "input") if not named.exists() else [named]
-        if named.exists() and not named.is_file():
-            raise DataError(f"input={pattern} is not a regular file; a job reads its input more than once")
+        files = [named] if named.exists() else find_files([pattern], "input")
     return Source(tuple(files), file_format, column)
 
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -93,18 +93,9 @@ class LineDecoder(Protocol):
         """
 
 
-class Builder(Protocol):
-    """Makes the decoder of a worker; it can be pickled, because it is sent to other processes."""
-
-    def __call__(self, number: int) -> LineDecoder:
-        """Load the models.
-
-        Args:
-            number: number of the worker on its machine, from 0.
-
-        Raises:
-            UserError: they cannot be loaded; no worker can do its work then.
-        """
+Builder: TypeAlias = Callable[[int], LineDecoder]
+"""Loads the models of a worker, given its number on its machine, from 0; it can be pickled, because it is sent to other
+processes. It raises a ``UserError`` if no worker can load them."""
 
 
 @dataclass(frozen=True)
@@ -197,12 +188,10 @@ class Answered:
     Attributes:
         piece: the piece.
         answers: the outputs of its lines.
-        worker: name of the worker.
     """
 
     piece: Piece
     answers: Answers
-    worker: str
 
 
 @dataclass(frozen=True)
@@ -301,7 +290,7 @@ class Workers(ABC):
         worker.piece = piece
         self._send(worker, piece)
 
-    def _result(self, worker: Any, result: Any, name: str) -> Event:
+    def _result(self, worker: Any, result: Any) -> Event:
         """Note what a worker has returned: that it is ready, or answers; an error is raised."""
         if isinstance(result, Exception):
             raise result
@@ -309,7 +298,7 @@ class Workers(ABC):
             worker.ready, self._failed_starts = True, 0
             return result
         piece, worker.piece = worker.piece, None
-        return Answered(piece, result, name)
+        return Answered(piece, result)
 
     def _died(self, worker: Any, how: str, starts: int) -> Died:
         """Note the death of a worker; an error is raised after ``starts`` deaths in a row before models are loaded."""

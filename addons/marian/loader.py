@@ -62,7 +62,7 @@ from seqgen.extend import (
     num_parameters,
     open_regular,
     parse_yaml,
-    read_bytes,
+    read_lines,
     read_model,
     read_yaml,
     reading_errors,
@@ -119,13 +119,11 @@ class _Files:
         model: the file with the weights.
         vocabularies: of source and target.
         sentencepiece: of source and target; ``None`` for tokenized text.
-        decoding: the content of ``decoder.yml``.
     """
 
     model: Path
     vocabularies: tuple[Path, Path]
     sentencepiece: tuple[Path | None, Path | None]
-    decoding: ForeignConfig
 
 
 @register_checkpoint_loader("Marian model")
@@ -169,7 +167,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
             weight[-1] = 0
         model.decoder.output_projection.weight[-1] = 0
         model.decoder.output_projection.bias[-1] = PAD_SCORE
-    generation, notes = _decoding(files.decoding)
+    generation, notes = _decoding(decoding)
     if None in files.sentencepiece and files.vocabularies[0].suffix != ".spm":
         notes.append(f"{path}: there is no SentencePiece model in its folder: input and output are tokenized text")
     return LoadedModel(model, task, TrainConfig(model=cfg), files.model, task.as_values(), notes, generation)
@@ -190,7 +188,7 @@ def _find_files(model: Path, decoding: ForeignConfig, reading: ReadingConfig) ->
             "reading.dictionary=FILE"
         )
     pieces = [_file(folder, reading, side, "sentencepiece", [f"{side}.spm"]) for side in _SIDES]
-    return _Files(model, tuple(vocabularies), tuple(pieces), decoding)  # type: ignore[arg-type]
+    return _Files(model, tuple(vocabularies), tuple(pieces))  # type: ignore[arg-type]
 
 
 def _model_of(folder: Path, decoding: ForeignConfig) -> Path:
@@ -407,12 +405,9 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     Raises:
         DataError: the file is missing or damaged.
     """
-    try:
-        text = read_bytes(path).decode()
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None
+    text = "\n".join(line.removesuffix("\r") for line in read_lines(path))
     ids: dict[str, int] = {}
-    for number, line in enumerate(text.replace("\r\n", "\n").replace("\n: ", ": ").split("\n"), start=1):
+    for number, line in enumerate(text.replace("\n: ", ": ").split("\n"), start=1):
         if not line.strip() or line == "---":
             continue
         found = _LINE.fullmatch(line.removeprefix("? ") if line.startswith("? ") else line)
@@ -420,8 +415,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
             raise DataError(f"{path}: line {number} has no token with its id, such as Haus: 17")
         double, single, plain, index = found.groups()
         token = plain if plain is not None else single.replace("''", "'") if double is None else _unescaped(double)
-        if ids.setdefault(token, int(index)) != int(index):
-            raise DataError(f"{path}: line {number} has the token {shown(token)} again, with another id")
+        ids[token] = int(index)
     if len(ids) > MAX_IDS or sorted(ids.values()) != list(range(len(ids))):
         raise DataError(f"{path} is damaged: its {len(ids)} ids are not the numbers from 0 to {len(ids) - 1}")
     if missing := {"</s>", "<unk>"} - set(ids):
@@ -450,10 +444,8 @@ def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:
     settings["max_len_a"] = decoding.get("max-length-factor", 3.0)
     settings["suppress"] = [] if decoding.get("allow-unk", False) else ["<unk>"]
     settings["beam"] = decoding.get("beam-size", 12, minimum=1)
-    normalize = decoding.value("normalize", 0)
-    settings["length_penalty"] = (
-        1.0 if normalize is True else decoding.get("normalize", 0.0)
-    )  # 0: the sum is not divided
+    is_plain = decoding.value("normalize", 0) is True
+    settings["length_penalty"] = 1.0 if is_plain else decoding.get("normalize", 0.0)  # 0: the sum is not divided
     penalty = decoding.get("word-penalty", 0.0)
     return settings, [f"{decoding.path}: word-penalty={penalty:g} is ignored"] if penalty else []
 

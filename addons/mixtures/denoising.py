@@ -15,7 +15,6 @@ from seqgen.extend import (
     SENTINEL,
     ConfigError,
     DataError,
-    DocumentEncoder,
     JsonFormat,
     NoiseTokens,
     NoisyTextDataset,
@@ -26,7 +25,6 @@ from seqgen.extend import (
     Records,
     SpanCorruption,
     Template,
-    build_store,
     is_json,
     register_task,
     split_files,
@@ -71,11 +69,8 @@ class DenoisingTask(RawTextTask):
 
     def load_dataset(self, split: str) -> NoisyTextDataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
-        records = _records(self.cfg, split)
-        skip = self.cfg.on_empty == "skip"
-        encoder = DocumentEncoder(self.source_tokenizer, records.record_format, records.template, skip)
-        dataset = self.datasets[split] = NoisyTextDataset(
-            build_store(self.cache, f"{split}.text", records.files, encoder, workers=self.cfg.workers),
+        return NoisyTextDataset(
+            _records(self.cfg, split).store(self.cache, f"{split}.text", self.source_tokenizer, self.cfg.workers),
             self.objective(),
             self.noise_tokens(),
             self.cfg.input_length,
@@ -83,7 +78,6 @@ class DenoisingTask(RawTextTask):
             name=split,
             fixed=split != "train",
         )
-        return dataset
 
     def objective(self) -> Objective:
         """The denoising objective: span corruption."""
@@ -95,8 +89,7 @@ class DenoisingTask(RawTextTask):
         Raises:
             DataError: the vocabulary has no sentinels.
         """
-        tokenizer = self.source_tokenizer
-        sentinels = [tokenizer.sentinel(number) for number in range(tokenizer.num_sentinels)]
+        sentinels = self.source_tokenizer.sentinels
         if not sentinels:
             raise DataError(
                 f"the vocabulary has no {SENTINEL.format(0)}, the sentinel that replaces hidden text; train or give a "
@@ -118,8 +111,7 @@ class DenoisingTask(RawTextTask):
 
     def decode(self, tokens: Tensor) -> str:
         """Turn ids into text that includes sentinels, with spaces around them; see ``Task.decode``."""
-        tokenizer = self.target_tokenizer
-        numbers = {tokenizer.sentinel(number): number for number in range(tokenizer.num_sentinels)}
+        numbers = {token: number for number, token in enumerate(self.target_tokenizer.sentinels)}
         ends = np.flatnonzero([token in numbers for token in tokens.tolist()])
         parts = []
         for begin, end in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
@@ -140,4 +132,4 @@ def _records(cfg: DenoisingConfig, split: str) -> Records:
         )
     field = cfg.text_field if True in kinds else "text"
     record_format = JsonFormat((field,)) if True in kinds else PlainFormat(field)
-    return Records(files, record_format, Template.of_field(field))
+    return Records(files, record_format, Template.of_field(field), skip_empty=cfg.on_empty == "skip")

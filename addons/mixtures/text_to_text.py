@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from seqgen.config import from_dict, option
 from seqgen.extend import (
@@ -83,14 +83,9 @@ class MixtureSource:
         self.target = Template(cfg.target, f"{self.where}.target")
         if bool(cfg.source_lang) != bool(cfg.target_lang):
             raise ConfigError(f"{self.where}: parallel text needs both source_lang and target_lang")
-        if self.is_parallel:
+        if cfg.source_lang:  # parallel text rather than records
             self.input.check(["source"])
             self.target.check(["target"])
-
-    @property
-    def is_parallel(self) -> bool:
-        """True if the source is parallel text rather than records."""
-        return bool(self.cfg.source_lang)
 
     def has(self, split: str) -> bool:
         """True if the file has a key for a split."""
@@ -128,16 +123,14 @@ class MixtureSource:
         """
         given, key = getattr(self.cfg, split), f"{self.where}.{split}"
         patterns = [given] if isinstance(given, str) else given
-        if self.is_parallel:
+        if self.cfg.source_lang:
             pairs = [find_parallel(p, self.cfg.source_lang, self.cfg.target_lang, key=key) for p in patterns]
             for pair in pairs:
                 pair.check()
             sources = [path for pair in pairs for path in pair.source]
             targets = [path for pair in pairs for path in pair.target or []]
-            return (
-                Records(sources, PlainFormat("source"), self.input),
-                Records(targets, PlainFormat("target"), self.target),
-            )
+            inputs = Records(sources, PlainFormat("source"), self.input)
+            return inputs, Records(targets, PlainFormat("target"), self.target)
         files = find_files(patterns, key)
         record_format, skip = self._record_format(files)
         return Records(files, record_format, self.input, skip), Records(files, record_format, self.target, skip)
@@ -185,16 +178,15 @@ def read_mixture(content: bytes, where: str) -> list[MixtureSource]:
         )
     if not plain["sources"]:
         raise ConfigError(f"{where} has no source; give at least one")
-    return [MixtureSource(*_read_source(name, values, where)) for name, values in plain["sources"].items()]
-
-
-def _read_source(name: Any, values: Any, where: str) -> tuple[str, SourceConfig, str]:
-    where = f"{where}: sources.{name}"
-    if not isinstance(name, str) or not name or "." in name:
-        raise ConfigError(f"{where}: a source's name must be text without a dot")
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where} must contain keys and values")
-    return name, from_dict(SourceConfig, values, where), where
+    sources = []
+    for name, values in plain["sources"].items():
+        place = f"{where}: sources.{name}"
+        if not name or "." in name:
+            raise ConfigError(f"{place}: a source's name must be text without a dot")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{place} must contain keys and values")
+        sources.append(MixtureSource(name, from_dict(SourceConfig, values, place), place))
+    return sources
 
 
 MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"

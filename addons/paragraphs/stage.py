@@ -159,7 +159,7 @@ class ParagraphStage(LineStage):
         if models[0].model.left_pad_source:
             raise ConfigError(f"{_key(cfg)} cannot be used with a decoder-only model, which continues the line")
         languages = LanguageReader(models, cfg)
-        if not languages.by_line("source_lang"):
+        if "source_lang" not in languages.fields:
             self.language(languages.fixed.source_lang)
 
     @classmethod
@@ -204,9 +204,7 @@ class ParagraphStage(LineStage):
             text = split_text(line.text, self.language(line.languages.source_lang)) if line.text.strip() else blank
         except ConfigError as error:
             raise DataError(f"{where}: {error}") from None
-        if (count := len(text.sentences)) > MOST:
-            raise DataError(f"{where} has {count} sentences, more than {MOST}; give several lines")
-        first = line.number * MOST
+        first, count = line.number * MOST, len(text.sentences)
         parts = [
             replace(line, number=first + i, text=sentence, prefix="" if i else line.prefix, ends_line=i == count - 1)
             for i, sentence in enumerate(text.sentences)

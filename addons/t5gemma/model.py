@@ -28,7 +28,6 @@ from seqgen.extend import (
     Vocabularies,
     embedding_sizes,
     register_model,
-    shown,
     soft_capped,
 )
 
@@ -125,22 +124,8 @@ class T5GemmaConfig:
         """
         for side in ("encoder", "decoder"):
             layers, types = getattr(self, f"{side}_layers"), self.layer_types(side)
-            unknown = [given for given in types if given not in (SLIDING, FULL)]
-            if unknown:
-                raise ConfigError(
-                    f"model.{side}_layer_types: there is no {shown(unknown[0])}; choose {SLIDING} or {FULL}"
-                )
-            if len(types) != layers:
-                raise ConfigError(
-                    f"model.{side}_layer_types has {len(types)} entries, but model.{side}_layers is {layers}"
-                )
-            heads, groups = getattr(self, f"{side}_attention_heads"), getattr(self, f"{side}_key_value_heads")
-            if heads % groups:
-                raise ConfigError(
-                    f"model.{side}_attention_heads={heads} is not a multiple of model.{side}_key_value_heads={groups}"
-                )
-            if (dim := getattr(self, f"{side}_head_dim")) % 2:
-                raise ConfigError(f"model.{side}_head_dim={dim} must be even, as rotary positions need it")
+            if len(types) != layers or not {*types} <= {SLIDING, FULL}:
+                raise ConfigError(f"model.{side}_layer_types must have {layers} entries, each {SLIDING} or {FULL}")
 
 
 _TINY_SIDE = {
@@ -411,7 +396,10 @@ class T5GemmaModel(EncoderDecoderModel):
         """
         cfg.check()
         sizes = embedding_sizes(task, cfg.vocab_size, cfg.decoder_start_token_id)
-        return cls(replace(cfg), *sizes, task.source_dictionary.pad())
+        try:
+            return cls(replace(cfg), *sizes, task.source_dictionary.pad())
+        except ValueError as error:
+            raise ConfigError(f"the configuration of this model cannot be used: {error}") from None
 
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""

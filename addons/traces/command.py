@@ -1,4 +1,4 @@
-"""``seqgen-diff``: how two runs differ; the first difference between two decodes of the same input, and its cause."""
+"""``seqgen-diff``: the first difference between two decodes of the same input, and its cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from seqgen.addons.traces.difference import (
     first_difference,
     keys_of_difference,
 )
-from seqgen.cli.commands import import_tool
 from seqgen.config import (
     INPUT,
     CommonConfig,
@@ -37,7 +36,6 @@ from seqgen.extend import (
     Arguments,
     CheckpointError,
     ConfigError,
-    check_output,
     check_plain_text,
     compose_given,
     log,
@@ -46,18 +44,15 @@ from seqgen.extend import (
     read_lines,
     run,
     set_up_device,
-    split_argument,
     stream_lines,
     with_prefixes,
-    write_report,
 )
 
-DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints their scores, and keys, versions and data that
-differ. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes differ,
-and the key, optimization or model that causes it. The second decode has the models of other=B. KEY=VALUE sets a key for
-both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for the second. If both have the same models and
-settings, the second decode turns all optimizations off (every fast key). Exit code: 0 if the runs were shown or the
-decodes are the same, 1 if they differ."""
+DESCRIPTION = """decodes a file twice and names the first line, step and beam at which the decodes differ, and the key,
+optimization or model that causes it. The second decode has the models of other=B. KEY=VALUE sets a key for both
+decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for the second. If both have the same models and
+settings, the second decode turns all optimizations off (every fast key). Exit code: 0 if the decodes are the same, 1 if
+they differ."""
 
 SIDES = ("first", "other")
 """The names of the two decodes; ``NAME.KEY=VALUE`` sets a key for one of them only."""
@@ -72,11 +67,6 @@ LINES = 256
 @dataclass
 class DiffConfig:
     """The configuration of ``seqgen-diff``."""
-
-    runs: list[str] = option([], "two run folders to compare; runs= may be left out", role="input_path")
-    json: str = option(
-        "", "of two runs: file for JSON; - for standard output, in place of the table", role="output_path"
-    )
 
     path: list[str] = option(
         [], "model of the first decode, as for seqgen-generate; [A,B] for an ensemble", role="input_path"
@@ -93,60 +83,31 @@ class DiffConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    run(DiffConfig, diff, DESCRIPTION, argv, pass_arguments=True, words="runs", prefixes=SIDES)
+    run(DiffConfig, diff, DESCRIPTION, argv, pass_arguments=True, prefixes=SIDES)
 
 
 def diff(cfg: DiffConfig, arguments: Arguments) -> int:
-    """Show how two runs or two decodes differ.
+    """Show how two decodes differ.
 
     Args:
         cfg: the configuration that both decodes share.
         arguments: its arguments, and those of one decode only.
 
     Returns:
-        The exit code: 0 if runs are shown, or without a difference between decodes; 1 with one.
+        The exit code: 0 without a difference, 1 with one.
 
     Raises:
         UserError: a key, model, file or folder cannot be used, or the decodes cannot be compared.
     """
-    if not cfg.runs:
-        return _diff_decodes(cfg, arguments.overrides, arguments.prefixed)
-    prefixed = [f"{side}.{key}" for side, keys in arguments.prefixed.items() for key in keys]
-    _diff_runs(cfg, [*arguments.overrides, *prefixed])
-    return 0
-
-
-def _diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> None:
-    """Show how two runs differ, given all ``key=value`` arguments."""
-    for key in (split_argument(argument)[0] for argument in arguments):
-        if key not in ("runs", "json") and not key.startswith("common."):
-            raise ConfigError(
-                f"{cfg.runs[0]} is a run to compare with another, but {key} is for comparing two decodes; give two "
-                "run folders, or path=RUN other=RUN input=FILE"
-            )
-    if cfg.json:
-        check_output("json", cfg.json)
-    tables = import_tool("the table of runs")
-    runs = tables.load_runs(cfg.runs, vars(cfg))
-    if len(runs) != 2:
-        names = ", ".join(run.name for run in runs)
-        raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")
-    write_report(tables.text_table(runs), tables.as_dict(runs), cfg.json)
-
-
-def _diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, list[str]]) -> int:
-    """Compare two decodes, given the ``key=value`` arguments of both, and those of one decode by its name."""
-    if cfg.json:
-        raise ConfigError(f"json={cfg.json} has no effect on two decodes; remove it")
     if not cfg.path or not cfg.input:
         missing = "input is missing: set input=FILE" if cfg.path else "path is missing: set path=RUN_FOLDER"
         raise ConfigError(
-            f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to "
-            "compare it with; or give two run folders"
+            f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to compare it with; seqgen-show "
+            "compares two run folders"
         )
     check_plain_text(input=[cfg.input], prefix=[cfg.prefix])
     device = set_up_device(cfg.common)
-    sides = [_side([*shared, *_of_one_side(side, prefixed[side])]) for side in SIDES]
+    sides = [_side([*arguments.overrides, *_of_one_side(side, arguments.prefixed[side])]) for side in SIDES]
     # errors in the files are reported before the models are loaded
     pairs = list(with_prefixes(_read(cfg.input), _read(cfg.prefix) if cfg.prefix else None))
     first, other = _decodes(sides, device)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from seqgen import Translator
 from seqgen.addons.traces.recorder import Tracer
-from seqgen.addons.traces.records import StepTrace, TracedSteps
+from seqgen.addons.traces.trace import StepTrace, TracedSteps
 from seqgen.config import ResolvedSettings, TraceConfig
 from seqgen.extend import ConfigError, Dictionary, TextHypothesis, TextModel, UserError, has_steps
 
@@ -42,12 +42,11 @@ class InspectedModels:
         self.translators: dict[str, Translator] = {}
 
     def translator(self, dtype: str) -> Translator:
-        """The models in a dtype; ``""`` means float32.
+        """The models in a dtype.
 
         Raises:
             ConfigError: the models have different target vocabularies.
         """
-        dtype = "" if dtype == "float32" else dtype
         if dtype not in self.translators:
             translator = Translator(list(self.load()), dtype=dtype)
             if not translator.shares_vocabulary:
@@ -67,8 +66,7 @@ class InspectedModels:
         Raises:
             ConfigError: settings exclude each other.
         """
-        dtype = given.get("generation.dtype", "")
-        dtype = "" if dtype == "float32" else dtype
+        dtype = given.get("generation.dtype", "").replace("float32", "")  # the same models as without the key
         return self.translator(dtype).resolve({**given, "generation.dtype": dtype})
 
     def decode(self, values: Mapping[str, Any], lines: Lines) -> dict[int, LineTrace]:

@@ -16,8 +16,7 @@ from enum import StrEnum
 from importlib import resources
 from typing import Any
 
-from seqgen.addons.traces.records import OUTCOMES, SentenceTrace, StepTrace
-from seqgen.addons.traces.trace import Trace
+from seqgen.addons.traces.trace import OUTCOMES, SentenceTrace, StepTrace, Trace
 from seqgen.extend import Outcome
 
 _DIGITS = 9
@@ -32,14 +31,18 @@ def page_of(trace: Trace) -> str:
 
     Returns:
         The HTML text.
+
+    Raises:
+        DataError: the trace has values that do not fit.
     """
-    data = {
-        "title": trace.path.name,
-        "header": dataclasses.asdict(trace.header),
-        "complete": trace.complete,
-        "sentences": [_sentence(sentence) for sentence in trace],
-    }
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    with trace.wrong_values():
+        data = {
+            "title": trace.path.name,
+            "header": dataclasses.asdict(trace.header),
+            "complete": trace.complete,
+            "sentences": [_sentence(sentence) for sentence in trace],
+        }
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     packed = base64.b64encode(gzip.compress(text.encode("utf-8", "backslashreplace"), 9, mtime=0)).decode()
     folder = resources.files(__package__)
     page = (folder / "page.html").read_text(encoding="utf-8")
@@ -117,7 +120,8 @@ def reference_path(sentence: SentenceTrace) -> ReferencePath | None:
         return None
     beam, ranks = 0, list[int]()
     for number, (step, token) in enumerate(zip(sentence.steps, reference.tokens, strict=False)):
-        rank = _rank_of(step, beam, token)
+        candidates = enumerate(zip(step.beams, step.tokens, step.outcomes, strict=True))
+        rank = next((rank for rank, (*pair, letter) in candidates if pair == [beam, token] and letter != "I"), None)
         if rank is None:
             return _not_a_candidate(sentence, number, beam, ranks)
         ranks.append(rank)
@@ -137,12 +141,6 @@ def reference_path(sentence: SentenceTrace) -> ReferencePath | None:
             return ReferencePath(Fate.SENTENCE_DONE, number, -1, ranks, score)
         beam = step.next.index(rank)
     return ReferencePath(Fate.SENTENCE_DONE, len(ranks) - 1, -1, ranks)
-
-
-def _rank_of(step: StepTrace, beam: int, token: int) -> int | None:
-    """The rank of the candidate that continues a beam with a token; ``None`` if there is none."""
-    candidates = enumerate(zip(step.beams, step.tokens, step.outcomes, strict=True))
-    return next((rank for rank, (*pair, letter) in candidates if pair == [beam, token] and letter != "I"), None)
 
 
 def _worst_survivor(step: StepTrace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from seqgen.addons.traces.records import LETTERS, ForbiddenToken, StepTrace
+from seqgen.addons.traces.trace import LETTERS, ForbiddenToken, StepTrace
 from seqgen.config import TraceConfig
 from seqgen.extend import FORBIDDEN, MEMBER_LPROBS, DecodingSetup, Observer, Outcome, StepRecord
 

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from seqgen import __version__
 from seqgen.addons.traces.recorder import Tracer
-from seqgen.addons.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
+from seqgen.addons.traces.trace import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.config import TraceConfig
 from seqgen.extend import (
     DECODING_COMPONENTS,
@@ -82,14 +83,13 @@ class TraceWriter:
         self.texts: dict[int, str] = {}
         self.waiting: list[Translation] = []
         self.read = self.written = self.characters = 0
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
+        self._checksum = 0
         self._names = list(names)
 
     def __enter__(self) -> TraceWriter:
-        if self.path.name.endswith(".gz"):
-            self._file = gzip.open(self.path, "wt", compresslevel=3, encoding="utf-8", newline="\n")
-        else:
-            self._file = open(self.path, "w", encoding="utf-8", newline="\n")
+        gz = self.path.name.endswith(".gz")
+        self._file = gzip.open(self.path, "wb", compresslevel=3) if gz else open(self.path, "wb")  # type: ignore[assignment]
         decoding, setup = self.decoding, self.decoding.generator.setup
         header = TraceHeader(
             seqgen=__version__,
@@ -115,7 +115,8 @@ class TraceWriter:
         assert self._file is not None
         if kind is None:
             self._flush()
-            self._write({"end": True, "sentences": self.written, "complete": self.written == self.read})
+            complete, checksum = self.written == self.read, self._checksum
+            self._write({"end": True, "sentences": self.written, "complete": complete, "crc32": checksum})
         self._file.close()
 
     def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
@@ -220,8 +221,9 @@ class TraceWriter:
         # some programs break lines at these characters, too
         line = re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
         self.characters += len(line)
+        self._checksum = zlib.crc32(line.encode(), self._checksum)
         with disk_errors(self.path):
-            self._file.write(line)
+            self._file.write(line.encode())
 
 
 def _no_steps(name: str) -> str:

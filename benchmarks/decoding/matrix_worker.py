@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -57,7 +57,7 @@ class MatrixProducts(Worker):
         """
         weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
         kernels = kernels_for(self.dtype, self.int8) if self.device == "cpu" else (PLAIN,)
-        return [(weight.size(1), MatrixProduct(partial(Tensor.view_as, weight, weight), kernels)) for weight in weights]
+        return [(weight.size(1), MatrixProduct(weight, kernels)) for weight in weights]
 
     def random(self, *shape: int) -> Tensor:
         """Small random values."""

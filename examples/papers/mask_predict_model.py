@@ -31,6 +31,7 @@ from seqgen.extend import (
     DecoderOut,
     EncoderDecoderModel,
     EncoderOut,
+    QueryPositions,
     StateDict,
     TransformerConfig,
     TransformerDecoder,
@@ -88,9 +89,7 @@ class MaskedDecoder(TransformerDecoder):
         """Compute the features ``(N, T, C)`` of targets ``(N, T)`` in which some tokens are the mask."""
         visible = prev_output_tokens.ne(self.embed_tokens.padding_idx or 0)
         visible[:, 0] = True  # a row without tokens attends to something
-        positions = self.embed_positions.of_target(0, prev_output_tokens.size(1))
-        x = torch.add(positions, self.embed_tokens(prev_output_tokens), alpha=self.embed_scale)
-        x = self.dropout(self.layernorm_embedding(x))
+        x = self.embed(prev_output_tokens, QueryPositions.of_target(prev_output_tokens, 0, None, None))
         for _, layer in self.layers.active():
             mask = encoder_out.encoder_padding_mask
             x, _ = layer(x, encoder_out.encoder_out, mask, visible[:, None, None])

@@ -84,7 +84,7 @@ class SampledPairs:
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
         """The pair at a position, with the segmentations of an epoch."""
-        stored = self.pairs[position]
+        stored = self.pairs.example(position)
         assert self.pairs.target is not None
         assert stored.target is not None
         sides = (
@@ -95,7 +95,7 @@ class SampledPairs:
         return Example(stored.id, *sampled)
 
 
-def _sampled(sampler: Sampler, side: Side, stored: Tensor, limit: int | None, seed: tuple[int, ...]) -> Tensor:
+def _sampled(sampler: Sampler, side: Side, stored: Tensor, limit: int, seed: tuple[int, ...]) -> Tensor:
     number = int(np.random.SeedSequence(seed).generate_state(1)[0])
     ids = side.added.around(sampler(sampler.tokenizer.decode(stored.tolist()), number))
     return stored if limit is not None and len(ids) > limit else torch.tensor(ids)
@@ -121,5 +121,5 @@ class SubwordRegularizationTask(TranslationTask):
         if split == "train":
             tokenizers = self.source_tokenizer, self.target_tokenizer
             samplers = [Sampler(one, self.cfg.sampling_alpha, self.cfg.sampling_nbest) for one in tokenizers]
-            dataset = self.datasets[split] = SampledPairs(dataset, *samplers)
+            dataset = SampledPairs(dataset, *samplers)
         return dataset

@@ -92,6 +92,19 @@ class JSONConfig(ForeignConfig):
         if not self.get("is_encoder_decoder", True):
             raise CheckpointError(f"{self.path}: a {kind} with is_encoder_decoder=false is not supported")
 
+    def unknown(self, known: Collection[str]) -> list[str]:
+        """Notes for the user about keys that are neither known nor without effect.
+
+        Args:
+            known: the keys that are known.
+        """
+        return [
+            f"{self.path}: {key}={shown(value)} is unknown and is ignored"
+            for key, value in self.values.items()
+            if not (key in known or key.rpartition(".")[2] in NO_EFFECT or key.startswith("_"))
+            and value not in (None, False, 0, [], "", {})
+        ]
+
     def written_by(self, version: int) -> bool:
         """True if a version of transformers, such as 5, wrote the file."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
@@ -106,12 +119,7 @@ class JSONConfig(ForeignConfig):
         Raises:
             CheckpointError: the activation is not supported.
         """
-        name = self.get(key, default)
-        if name not in ACTIVATIONS:
-            raise CheckpointError(
-                f"{self.path}: {key}={name!r} is not supported; seqgen supports {', '.join(sorted(ACTIVATIONS))}"
-            )
-        return ACTIVATIONS[name]
+        return ACTIVATIONS[self.one_of(key, sorted(ACTIVATIONS), default)]
 
 
 HEAD = "lm_head.weight"
@@ -237,14 +245,7 @@ class Architecture(ABC):
         Args:
             config: the content of ``config.json``, from which everything else has been read.
         """
-        return [
-            f"{config.path}: {key}={shown(value)} is unknown and is ignored"
-            for key, value in config.values.items()
-            if key not in config.asked
-            and key.rpartition(".")[2] not in NO_EFFECT
-            and not key.startswith("_")
-            and value not in (None, False, 0, [], "", {})
-        ]
+        return config.unknown(config.asked)
 
     def weights(self, model: Any) -> dict[str, Tensor]:
         """The weights of a model by their names in a folder.

@@ -68,40 +68,18 @@ def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str,
     return dict(zip(names, (pad, eos, bos, start, forced_eos), strict=True))
 
 
-_LEARNED: dict[str, Any] = {"positions": "learned", "position_offset": 2}
-_PAPER: dict[str, Any] = {"positions": "paper", "position_offset": 0}
 _M2M_100: dict[str, Any] = {
     **{"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
     **{f"{side}_layerdrop": 0.05 for side in SIDES},
 }
 
-KINDS = {
-    "bart": Kind(
-        "BartForConditionalGeneration", pre_norm=False, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, 2, 2)
-    ),
-    "mbart": Kind(
-        "MBartForConditionalGeneration", pre_norm=True, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, -1, 2)
-    ),
-    "pegasus": Kind(
-        "PegasusForConditionalGeneration", pre_norm=True, norms_embeddings=False, **_PAPER, ids=_ids(0, 1, -1, 0, 1)
-    ),
-    "marian": Kind(
-        "MarianMTModel",
-        pre_norm=False,
-        norms_embeddings=False,
-        **_PAPER,
-        ids=_ids(58100, 0, -1, 58100, 0),
-        defaults={"vocab_size": 58101},
-    ),
+KINDS = {  # the class, pre_norm, norms_embeddings, positions, position_offset, ids and defaults
+    "bart": Kind("BartForConditionalGeneration", False, True, "learned", 2, _ids(1, 2, 0, 2, 2)),
+    "mbart": Kind("MBartForConditionalGeneration", True, True, "learned", 2, _ids(1, 2, 0, -1, 2)),
+    "pegasus": Kind("PegasusForConditionalGeneration", True, False, "paper", 0, _ids(0, 1, -1, 0, 1)),
+    "marian": Kind("MarianMTModel", False, False, "paper", 0, _ids(58100, 0, -1, 58100, 0), {"vocab_size": 58101}),
     "m2m_100": Kind(
-        "M2M100ForConditionalGeneration",
-        pre_norm=True,
-        norms_embeddings=False,
-        positions="fairseq",
-        position_offset=None,
-        ids=_ids(1, 2, 0, 2, -1),
-        defaults=_M2M_100,
-        has_bias=False,
+        "M2M100ForConditionalGeneration", True, False, "fairseq", None, _ids(1, 2, 0, 2, -1), _M2M_100, has_bias=False
     ),
 }
 """The supported values of ``model_type``."""
@@ -139,9 +117,12 @@ class BartArchitecture(Architecture):
         longest = config.get("max_position_embeddings", 1024, minimum=1)
         tied = config.get("tie_word_embeddings", True)
         shared = name != "marian" or config.get("share_encoder_decoder_embeddings", True)
+        pad, size = _id(config, kind, "pad_token_id"), _vocab_sizes(config, kind)[0]
+        if pad >= size:
+            raise CheckpointError(f"{config.path}: pad_token_id={pad} is outside the vocabulary of {size} tokens")
         values = {
             "_name": "transformer",
-            **kind.options(_padding(config, kind)),
+            **kind.options(max(pad, 0)),
             **{f"{side}_embed_dim": dim for side in SIDES},
             **config.read_table(_SIZES, minimum=1),
             "max_source_positions": longest,
@@ -242,18 +223,15 @@ class BartArchitecture(Architecture):
     def layout(self, cfg: TransformerConfig) -> Layout:
         """The names of the weights; folders of the model without its output projection lack ``model.``."""
         shared, tied = _shares(cfg)
-        pieces, ties = {}, {}
-        aliases: dict[str, tuple[str, ...]] = {}
         optional, ignored = set(), set()
+        aliases: dict[str, tuple[str, ...]] = {}
+        ties: dict[str, str] = {}
         if shared:
-            pieces[_SHARED] = Piece("encoder.embed_tokens.weight")
-            names = tuple(map(_embedding, SIDES))
-            if tied:
-                aliases[_SHARED] = names
-            else:
-                ties = dict.fromkeys(names, _SHARED)
+            pieces = {_SHARED: Piece("encoder.embed_tokens.weight")}
+            aliases = {_SHARED: tuple(map(_embedding, SIDES))} if tied else {}
+            ties = {} if tied else dict.fromkeys(map(_embedding, SIDES), _SHARED)
         else:
-            pieces |= {_embedding(side): Piece(f"{side}.embed_tokens.weight") for side in SIDES}
+            pieces = {_embedding(side): Piece(f"{side}.embed_tokens.weight") for side in SIDES}
         if tied:
             ties[HEAD] = _SHARED if shared else _embedding("decoder")
         else:
@@ -290,14 +268,6 @@ def _id(config: JSONConfig, kind: Kind, name: str) -> int:
     """A special id; -1 if there is none, which the file says with ``null``."""
     default = -1 if name in config.values else kind.ids[name]
     return config.get(name, default, minimum=-1)
-
-
-def _padding(config: JSONConfig, kind: Kind) -> int:
-    """The id of padding, after which M2M-100 numbers positions."""
-    pad, size = _id(config, kind, "pad_token_id"), _vocab_sizes(config, kind)[0]
-    if pad >= size:
-        raise CheckpointError(f"{config.path}: pad_token_id={pad} is outside the vocabulary of {size} tokens")
-    return max(pad, 0)
 
 
 def _vocab_sizes(config: JSONConfig, kind: Kind) -> tuple[int, int]:

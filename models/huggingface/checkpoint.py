@@ -122,21 +122,12 @@ def _id_tokenizer(config: JSONConfig, architecture: Architecture, vocab_size: in
 
 def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfig) -> list[str]:
     """Notes about keys that have no effect, in the folder or given by the user."""
-    path, method = config.path.parent, config.value("quantization_config")
     config.asked.update(GENERATION_KEYS)  # old versions wrote the decoding settings into config.json
-    notes = architecture.reading_notes(config)
-    notes += [
-        f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
+    return architecture.reading_notes(config) + [
+        f"{config.path.parent}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
         for key, value in to_dict(reading).items()
         if value and key != "tokenizer"
     ]
-    if method:
-        named = method.get("quant_method") if isinstance(method, dict) else method
-        notes.append(
-            f"{path}: its config.json has a quantization_config (quant_method={named}), which is ignored: the weights "
-            "are floating-point numbers and are used as they are"
-        )
-    return notes
 
 
 def _check_size(path: Path, **described: int) -> None:
@@ -215,7 +206,8 @@ def architecture_of(config: JSONConfig) -> Architecture:
             f"{config.path}: {what} is an architecture which seqgen does not support; it supports the model types "
             f"{', '.join(MODULES)}"
         )
-    return _imported(MODULES[kind], f"{config.path}: model_type={kind}")
+    architecture: Architecture = import_declared(MODULES[kind], f"{config.path}: model_type={kind}").ARCHITECTURE
+    return architecture
 
 
 def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
@@ -227,10 +219,10 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     Raises:
         ConfigError: there is none.
     """
-    architectures = []
+    architectures: list[Architecture] = []
     for module in dict.fromkeys(MODULES.values()):
         with contextlib.suppress(MissingAddonError):
-            architectures.append(_imported(module, module))
+            architectures.append(import_declared(module, module).ARCHITECTURE)
     for kind in type(model).__mro__:  # a derived class before the one that it is derived from
         for architecture in architectures:
             if architecture.model_class is kind:
@@ -238,8 +230,3 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     raise ConfigError(
         f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma and transformer can"
     )
-
-
-def _imported(module: str, what: str) -> Architecture:
-    architecture: Architecture = import_declared(module, what).ARCHITECTURE
-    return architecture

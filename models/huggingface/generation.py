@@ -84,7 +84,13 @@ def read_generation(
     reader = _Reader(config, tokenizer, decoder_only)
     values = {"semantics": HUGGINGFACE.name, **config.read_table(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.tokens() | reader.texts() | reader.ends()
-    reader.note_differences()
+    if (cache := config.value("cache_implementation")) not in _EXACT_CACHES:
+        reader.note(f"cache_implementation={shown(cache)} is not supported and is ignored")
+    if (scale := config.get("guidance_scale", 1.0)) != 1:
+        reader.note(
+            f"guidance_scale={scale} contrasts with the scores for an empty source, which transformers does not do; "
+            "outputs differ from its outputs"
+        )
     try:
         # only to check that all values are in their ranges
         cfg = from_dict(GenerationConfig, values, str(config.path), "generation.")
@@ -93,9 +99,7 @@ def read_generation(
     except ConfigError as error:
         raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
-        for name, value in config.values.items():
-            if name not in GENERATION_KEYS and not name.startswith("_") and value not in (None, False, 0, [], ""):
-                reader.note(f"{name}={shown(value)} is not supported and is ignored")
+        reader.notes += config.unknown(GENERATION_KEYS)
     return values, reader.notes
 
 
@@ -113,31 +117,24 @@ class _Reader:
         self.notes.append(f"{self.config.path}: {text}")
 
     def lengths(self) -> dict[str, Any]:
-        """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
-        if self.decoder_only:
-            return self._lengths_with_prompt()
-        longest = self.config.get("max_length", TOOLKIT_LENGTH, minimum=1)
-        # A limit of 20 is the default, whether given or not, and means 20 new tokens.
-        new = longest if longest == TOOLKIT_LENGTH else max(longest - 1, 1)
-        longest = self.config.get("max_new_tokens", new, minimum=1)
-        shortest = self.config.get("min_new_tokens", max(self.config.get("min_length", 0) - 1, 0))
-        return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
-
-    def _lengths_with_prompt(self) -> dict[str, Any]:
-        """Limits of the length for a decoder-only model; those without ``new_tokens`` in their names count the prompt.
+        """Limits of the length; those without ``new_tokens`` in their names count the prompt, or else the start token.
 
         With ``max_len_a`` -1, ``max_len_b`` limits prompt and output together.
         """
-        longest = self.config.get("max_length", TOOLKIT_LENGTH, minimum=1)
-        new = self.config.get("max_new_tokens", 0)
+        get = self.config.get
         values: dict[str, Any] = {"max_len_a": 0.0, "max_len_b": _UNLIMITED}
-        if new or longest == TOOLKIT_LENGTH:  # which is the default, whether given or not, and means 20 new tokens
+        longest, least = get("max_length", TOOLKIT_LENGTH, minimum=1), get("min_length", 0)
+        # A limit of 20 is the default, whether given or not, and means 20 new tokens.
+        is_default = longest == TOOLKIT_LENGTH
+        if not self.decoder_only:
+            values["max_len"] = get("max_new_tokens", longest if is_default else max(longest - 1, 1), minimum=1)
+            return {**values, "min_len": get("min_new_tokens", max(least - 1, 0))}
+        new, shortest = get("max_new_tokens", 0), get("min_new_tokens", 0)
+        if new or is_default:
             values["max_len"] = new or TOOLKIT_LENGTH
         else:
             values |= {"max_len_a": -1.0, "max_len_b": longest - 1}
-        values["min_len"] = self.config.get("min_new_tokens", 0)
-        values["min_total_len"] = 0 if values["min_len"] else self.config.get("min_length", 0)
-        return values
+        return {**values, "min_len": shortest, "min_total_len": 0 if shortest else least}
 
     def strategy(self) -> dict[str, Any]:
         """The search strategy and its values."""
@@ -145,50 +142,38 @@ class _Reader:
         if early not in (True, False, "never"):
             raise self.config.wrong("early_stopping", early, "true, false or 'never'")
         values: dict[str, Any] = {"early_stopping": str(early).lower()}
-        beams = self.config.get("num_beams", 1)
-        if self.config.get("do_sample", False):
+        get = self.config.get
+        beams, groups, drafted = get("num_beams", 1), get("num_beam_groups", 1), get("prompt_lookup_num_tokens", 0)
+        if get("do_sample", False):
             values |= {"sampling": True, **self.config.read_table(_SAMPLING)}
             if beams > 1:
                 values["search"] = "beam_sampling"
-            if (groups := self.config.get("num_beam_groups", 1)) > 1:
+            if groups > 1:
                 self.note(f"num_beam_groups={groups} has no effect with do_sample=true")
-        elif beams == 1 and self.config.get("penalty_alpha", 0.0) > 0 and self.config.get("top_k", 50) > 1:
-            alpha, topk = self.config.get("penalty_alpha", 0.0), self.config.get("top_k", 50)
+        elif beams == 1 and (alpha := get("penalty_alpha", 0.0)) > 0 and (topk := get("top_k", 50)) > 1:
             components = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}
             values |= {"search": "contrastive", "components": components}
-        elif (groups := self.config.get("num_beam_groups", 1)) > 1:
-            components = {"search.groups": groups, "search.strength": self.config.get("diversity_penalty", 0.0)}
+        elif groups > 1:
+            components = {"search.groups": groups, "search.strength": get("diversity_penalty", 0.0)}
             values |= {"search": "diverse_beam", "components": components}
-        if drafted := self.config.get("prompt_lookup_num_tokens", 0):
-            if beams > 1 or "search" in values:
-                self.note(f"prompt_lookup_num_tokens={drafted} has no effect on this search")
-            else:
-                values |= {"draft_tokens": drafted, "prompt_lookup": self.config.get("max_matching_ngram_size", 2)}
+        if drafted and (beams > 1 or "search" in values):
+            self.note(f"prompt_lookup_num_tokens={drafted} has no effect on this search")
+        elif drafted:
+            values |= {"draft_tokens": drafted, "prompt_lookup": get("max_matching_ngram_size", 2)}
         return values
-
-    def note_differences(self) -> None:
-        """Add notes about values that give other outputs than in transformers."""
-        cache = self.config.value("cache_implementation")
-        if cache not in _EXACT_CACHES:
-            self.note(f"cache_implementation={shown(cache)} is not supported and is ignored")
-        if (scale := self.config.get("guidance_scale", 1.0)) != 1:
-            self.note(
-                f"guidance_scale={scale} contrasts with the scores for an empty source, which "
-                "transformers does not do; outputs differ from its outputs"
-            )
 
     def tokens(self) -> dict[str, Any]:
         """Tokens that are forbidden or forced."""
         values: dict[str, Any] = {}
         for foreign, local in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
             if ids := self._ids(foreign):
-                values[local] = [self._token(foreign, index) for index in ids]
+                values[local] = list(map(self.tokenizer.dictionary.symbol, ids))
         for foreign, local in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
             ids = self._ids(foreign)
             if ids and local == "forced_first" and self.decoder_only:
                 self.note(f"{foreign}={ids[0]} is ignored, because outputs follow a prompt")
             elif ids:
-                values[local] = self._token(foreign, ids[0])
+                values[local] = self.tokenizer.dictionary.symbol(ids[0])
                 if len(ids) > 1:
                     self.note(f"only the first id of {foreign}, {ids[0]}, is forced")
         return values
@@ -204,7 +189,7 @@ class _Reader:
                 f"eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the tokenizer's end-of-sentence, "
                 f"{eos}"
             )
-        others = [self._token("eos_token_id", index) for index in ids if index != eos]
+        others = [self.tokenizer.dictionary.symbol(index) for index in ids if index != eos]
         return {"end_symbols": others} if others else {}
 
     def texts(self) -> dict[str, Any]:
@@ -239,12 +224,9 @@ class _Reader:
 
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
         """Sequences of ids as texts, or as ids where no text is encoded as these; see ``Resources.sequence``."""
-        texts, size = [], len(self.tokenizer.dictionary)
+        texts = []
         for ids in sequences:
-            if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < size for i in ids):
-                raise CheckpointError(
-                    f"{self.config.path}: {name} has {shown(ids)}, which should be ids from 0 to {size - 1}"
-                )
+            self._check_ids(name, ids)
             text = self.tokenizer.decode(ids)
             is_text = list(self.tokenizer.encode(text)) == ids and self.tokenizer.dictionary.unk() not in ids
             texts.append(
@@ -261,17 +243,14 @@ class _Reader:
     def _ids(self, name: str) -> list[int]:
         value = self.config.value(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(type(index) is int for index in ids):
-            raise self.config.wrong(name, value, "an id or a list of ids")
+        if ids:
+            self._check_ids(name, ids)
         return ids
 
-    def _token(self, name: str, index: int) -> str:
-        words = self.tokenizer.dictionary
-        if not 0 <= index < len(words):
-            raise CheckpointError(
-                f"{self.config.path}: {name} has the id {index}, but the vocabulary has only {len(words)} ids"
-            )
-        return words.symbol(index)
+    def _check_ids(self, name: str, ids: Any) -> None:
+        size = len(self.tokenizer.dictionary)
+        if not isinstance(ids, list) or not ids or not all(type(index) is int and 0 <= index < size for index in ids):
+            raise self.config.wrong(name, ids, f"ids from 0 to {size - 1}")
 
 
 def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -173,11 +173,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_weights(
-    model: nn.Module,
-    layout: Layout,
-    folder: Path,
-    device: torch.device,
-    tensors: Mapping[str, Tensor] | None = None,
+    model: nn.Module, layout: Layout, folder: Path, device: torch.device, tensors: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """Allocate a model's parameters and stream a folder's weights into them.
 
@@ -295,8 +291,8 @@ class _Filling:
             target = self.targets[self._full(name)]
             if target not in self.filled:
                 self._put(target, tensor, mapped)
-            elif not _same(tensor, self._place(target)):
-                different[name] = tensor.to(self._place(target))
+            elif not ((place := self._place(target)).is_meta or torch.equal(tensor.to(place), place)):
+                different[name] = tensor.to(place)
         faults = {
             "missing": sorted(set(layout.pieces) - self.found - layout.optional),
             "unknown to the model": sorted(self.unknown),
@@ -317,10 +313,6 @@ class _Filling:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a model by name; tied ones have several names."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-
-
-def _same(tensor: Tensor, place: Tensor) -> bool:
-    return place.is_meta or torch.equal(tensor.to(place), place)
 
 
 def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:

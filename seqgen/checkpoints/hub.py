@@ -21,11 +21,7 @@ from seqgen.system.downloads import watch_download
 PREFIX = "hf:"
 
 CONFIG = "config.json"
-SMALL_FILES = (
-    CONFIG,
-    "generation_config.json",
-    *(name for key, name in vars(tokenizer_files).items() if key.endswith("_FILE")),
-)
+SMALL_FILES = (CONFIG, "generation_config.json", *tokenizer_files.FILES)
 """All files that seqgen reads from such a repository, besides the weights; no file with code is among them."""
 
 WEIGHTS = (

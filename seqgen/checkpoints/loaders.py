@@ -28,7 +28,7 @@ from seqgen.core.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
-from seqgen.registry import import_declared, register_task
+from seqgen.registry import TASKS, import_declared, register_task
 from seqgen.task import Task
 
 
@@ -292,7 +292,8 @@ class DecodingTask(Task):
 
     def as_values(self) -> dict[str, Any]:
         """The task of a run that is made from the model: its name and values; see ``LoadedModel.task_values``."""
-        return {"_name": "decoding", **{key: value for key, value in to_dict(self.cfg).items() if value}}
+        values = {key: value for key, value in to_dict(self.cfg).items() if value}
+        return {"_name": TASKS.of(self.cfg).name, **values}
 
 
 @dataclass
@@ -326,7 +327,3 @@ class PromptDecodingTask(DecodingTask):
         """
         ids, eos = self.source_tokenizer.encode(text), self.source_dictionary.eos()
         return torch.tensor([eos, *ids] if self.cfg.begin_with_eos or not ids else ids)
-
-    def as_values(self) -> dict[str, Any]:
-        """See ``DecodingTask.as_values``."""
-        return {"_name": "prompt_decoding", **to_dict(self.cfg)}

@@ -14,25 +14,15 @@ from torch import Tensor
 
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of
-from seqgen.checkpoints.model_weights import (
-    build_checked,
-    can_materialize,
-    check_size,
-    fit,
-    load_weights,
-    materialize,
-    merge_additions,
-    named,
-)
+from seqgen.checkpoints.model_weights import build_to_load, fit, load_weights, merge_additions, named
 from seqgen.checkpoints.run_checkpoints import MODEL, resolve, weight_shapes
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of, verify_run, verify_task
 from seqgen.config import BaseConfig, ReadingConfig
 from seqgen.config.values import to_dict
 from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing, shown
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.dictionary import Dictionary
+from seqgen.data.dictionary import Dictionary, Vocabularies
 from seqgen.data.text import digest
-from seqgen.data.vocabularies import Vocabularies
 from seqgen.decoding.resolution import settings_of_model
 from seqgen.registry import MODELS, TASKS
 from seqgen.system.devices import find_device
@@ -146,12 +136,8 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     verify_task(folder, task)
-    model = check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
-    if model is not None and can_materialize(model):
-        model.to(placement.dtype)
-        materialize(model, placement.device)
-    else:
-        model = build_checked(lambda: task.build_model(config.model), str(checkpoint))
+    shapes, where = weight_shapes(checkpoint), str(checkpoint)
+    model = build_to_load(lambda: task.build_model(config.model), shapes, where, placement.device, placement.dtype)
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, generation=settings_of_model(config.generation))
 
@@ -190,7 +176,7 @@ def load_base(cfg: BaseConfig) -> LoadedModel:
         CheckpointError: the model is not there, has changed, or has additions itself.
     """
     if torch.empty(0).is_meta:
-        raise NotImplementedError("the weights of the base are read from its files")  # see check_size
+        raise NotImplementedError("the weights of the base are read from its files")  # see build_to_load
     if not (cfg.base and cfg.base_digest):
         raise ConfigError("model.base and model.base_digest are missing; checkpoint.finetune_from=BASE sets them")
     try:
@@ -224,7 +210,7 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, langu
         languages: those of the text, which must be the checkpoint's; empty if they are not known or not compared.
 
     Returns:
-        Messages for the user: the origin of the weights, and how many rows are new.
+        Messages for the user: where the weights come from, and how many rows are new.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or has other languages, the vocabularies differ in another way,
@@ -232,20 +218,20 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, langu
     """
     with MAPPED_WEIGHTS.off():  # training changes all of them
         initial = load_model(given, dtype=torch.float32)
-    origin, weights = initial.checkpoint, dict(initial.model.state_dict())
+    checkpoint, weights = initial.checkpoint, dict(initial.model.state_dict())
     if other_languages(languages, initial.task.language_pair):
         raise CheckpointError(
-            f"{origin} translates {'-'.join(initial.task.language_pair)}, and the text of this run is "
+            f"{checkpoint} translates {'-'.join(initial.task.language_pair)}, and the text of this run is "
             f"{'-'.join(languages)}; correct task.source_lang and task.target_lang, or set "
             "checkpoint.other_languages=true if this is meant"
         )
     trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
-    messages = [*initial.notes, f"starting from the weights of {origin}"]
+    messages = [*initial.notes, f"starting from the weights of {checkpoint}"]
     for side, prefix in (("source", "encoder."), ("target", "decoder.")):
         old, new = (getattr(one, f"{side}_dictionary") for one in (initial.task, task))
         if not any(name.startswith(prefix) for name in weights):
             continue
-        _check_vocabulary(old, new, f"{origin}: the vocabulary does not fit: in the {side}")
+        _check_vocabulary(old, new, f"{checkpoint}: the vocabulary does not fit: in the {side}")
         if added := _add_rows(weights, model, prefix, len(old), len(new)):
             further = new.symbols[len(old) :]
             tokens = ", ".join(further[:5]) + (", ..." if len(further) > 5 else "")
@@ -257,11 +243,11 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, langu
         messages.append(f"weights that the checkpoint does not have and the model initializes: {listing(list(new))}")
     weights |= new
     try:
-        fit(model, weights, str(origin))
+        fit(model, weights, str(checkpoint))
     except CheckpointError:
         if not isinstance(model, type(initial.model)):
             raise CheckpointError(
-                f"{origin}: these are the weights of a model={MODELS.of(initial.config.model).name}, and the model "
+                f"{checkpoint}: these are the weights of a model={MODELS.of(initial.config.model).name}, and the model "
                 f"here is a {type(model).__name__}; remove model=NAME, so that the new run has the checkpoint's "
                 "model"
             ) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,22 +46,19 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
     def stream() -> None:
         verify_checksums(checkpoint, [MODEL])
-        fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
-        _stream(model, checkpoint / MODEL)
+        fit(model, read_tensors(path, values=False), str(checkpoint))
+        file = MappedFile(model, path) if MAPPED_WEIGHTS.is_on() else None
+        parameters, others = _plain_parameters(model), {}
+        for name, tensor in read_tensors(path).items():
+            if name not in parameters:
+                others[name] = tensor
+            elif not (file and file.share_mapped_memory(parameters[name], tensor)):
+                parameters[name].detach().copy_(tensor)
+                release_pages(tensor)
+        model.load_state_dict(others, strict=False)
 
+    path = checkpoint / MODEL
     read_unchanged(checkpoint, stream)
-
-
-def _stream(model: nn.Module, path: Path) -> None:
-    file = MappedFile(model, path) if MAPPED_WEIGHTS.is_on() else None
-    parameters, others = _plain_parameters(model), {}
-    for name, tensor in read_tensors(path).items():
-        if name not in parameters:
-            others[name] = tensor
-        elif not (file and file.share_mapped_memory(parameters[name], tensor)):
-            parameters[name].detach().copy_(tensor)
-            release_pages(tensor)
-    model.load_state_dict(others, strict=False)
 
 
 def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -103,7 +99,9 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     if not missing and not unexpected and not shapes:
         return
     for name, (there, here) in shapes.items():
-        if there and there[0] != here[0] and _is_vocabulary(model, name):
+        module = dict(model.named_modules()).get(name.rpartition(".")[0])
+        is_vocabulary = isinstance(module, nn.Embedding) and "position" not in name
+        if is_vocabulary and there and there[0] != here[0]:
             raise CheckpointError(
                 f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
                 f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
@@ -117,12 +115,6 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
         f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
         + "; ".join(f"{what}: {listing(names)}" for what, names in faults.items() if names)
     )
-
-
-def _is_vocabulary(model: nn.Module, name: str) -> bool:
-    """True if a weight is the token embedding matrix (and not the position embeddings)."""
-    module = dict(model.named_modules()).get(name.rpartition(".")[0])
-    return isinstance(module, nn.Embedding) and "position" not in name
 
 
 MAX_BUFFERS = 1 << 32
@@ -149,7 +141,7 @@ class _WithoutValues(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        if function in _initializers():
+        if function in _INITIALIZERS:
             return args[0] if args else given["tensor"]
         if function is torch.norm_except_dim:  # the norms by which weight normalization divides
             weight, _, dim = args
@@ -157,28 +149,31 @@ class _WithoutValues(TorchFunctionMode):
         return function(*args, **given)
 
 
-@functools.cache
-def _initializers() -> frozenset[Callable[..., Any]]:
-    """The functions that fill a tensor in place with an initialization."""
-    named = [function for name, function in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")]
-    return frozenset([*named, Tensor.normal_, Tensor.uniform_])
+_INITIALIZERS = {
+    *(Tensor.normal_, Tensor.uniform_),
+    *(function for name, function in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")),
+}
+"""The functions that fill a tensor in place with an initialization."""
 
 
-def check_size(build: Callable[[], M], weights: Mapping[str, Tensor], where: str) -> M | None:
-    """Check that a model has the weights of its checkpoint, by name and shape.
+def build_to_load(
+    build: Callable[[], M], weights: Mapping[str, Tensor], where: str, device: torch.device, dtype: torch.dtype | None
+) -> M:
+    """Build a model for the weights of its checkpoint; names and shapes are compared before memory is allocated.
 
-    A model that cannot be built on the ``meta`` device is not checked.
+    A model that cannot be built on the ``meta`` device, or not completed from there, is built as it is.
 
     Args:
         build: builds the model.
         weights: the checkpoint's weights by name; only their shapes are read, so they may be on the ``meta`` device.
         where: the checkpoint, for messages.
-
-    Returns:
-        The model on the ``meta`` device; ``None`` if it cannot be built there.
+        device: where to put parameters and buffers, likewise.
+        dtype: of the weights; ``None`` for those of the model. Both need not be those of a model that is built as it
+            is.
 
     Raises:
-        CheckpointError: the model has other weights, or too large buffers.
+        CheckpointError: the model has other weights, too large buffers or impossible sizes, or there is not enough
+            memory.
     """
     try:
         with on_meta(), _most_parameters(weights, where):
@@ -188,10 +183,17 @@ def check_size(build: Callable[[], M], weights: Mapping[str, Tensor], where: str
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
         if "overflow" in str(error).lower():  # the sizes of a tensor, on any device
             raise _impossible(error, where) from error
-        return None
-    fit(model, weights, where)
-    _check_buffers(model, where)
-    return model
+    else:
+        fit(model, weights, where)
+        _check_buffers(model, where)
+        if can_materialize(model):
+            model.to(dtype)
+            materialize(model, device)
+            return model
+    try:
+        return build()
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise _impossible(error, where) from error
 
 
 def build_with_weights(build: Callable[[], M], weights: Mapping[str, Tensor], where: str, device: torch.device) -> M:
@@ -253,25 +255,6 @@ def _check_buffers(model: nn.Module, where: str) -> None:
         )
 
 
-def build_checked(build: Callable[[], Any], where: str) -> Any:
-    """Build a model, with errors for the user.
-
-    Args:
-        build: builds the model.
-        where: the checkpoint, for messages.
-
-    Returns:
-        The model.
-
-    Raises:
-        CheckpointError: the configured sizes are impossible, or there is not enough memory.
-    """
-    try:
-        return build()
-    except (RuntimeError, OverflowError, MemoryError) as error:
-        raise _impossible(error, where) from error
-
-
 def build_on_meta(build: Callable[[], Any], where: str) -> Any:
     """Build a model of a checkpoint on the ``meta`` device, with errors for the user.
 
@@ -307,17 +290,14 @@ def can_materialize(model: nn.Module) -> bool:
     """
     if any(type(parameter) is not nn.Parameter or vars(parameter) for parameter in model.parameters()):
         return False
-    return not any(_has_unsaved_values(module) for module in model.modules())
-
-
-def _has_unsaved_values(module: nn.Module) -> bool:
-    found = tensors_in({name: value for name, value in vars(module).items() if name not in _REGISTERED})
-    if not hasattr(module, "reset_buffers"):
-        found += [module._buffers[name] for name in module._non_persistent_buffers_set]  # type: ignore[misc]
-    return any(tensor is not None and tensor.is_meta for tensor in found)
-
-
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+    registered = ("_parameters", "_buffers", "_modules")
+    for module in model.modules():
+        found = tensors_in({name: value for name, value in vars(module).items() if name not in registered})
+        if not hasattr(module, "reset_buffers"):
+            found += [module._buffers[name] for name in module._non_persistent_buffers_set]  # type: ignore[misc]
+        if any(tensor is not None and tensor.is_meta for tensor in found):
+            return False
+    return True
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

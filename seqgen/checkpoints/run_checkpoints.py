@@ -17,34 +17,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from seqgen.checkpoints.serialization import (
-    CHECKSUMS,
-    pack,
-    read_json,
-    read_tensors,
-    unpack,
-    verify_checksums,
-    write_checksums,
-    write_json,
-    write_tensors,
-)
+from seqgen.checkpoints import serialization
 from seqgen.core.errors import CheckpointError, UserError
-from seqgen.system.files import CACHE, disk_errors, new_folder, sync
-from seqgen.system.reading import open_regular, similar_path
+from seqgen.system.files import disk_errors, sync
+from seqgen.system.reading import similar_path
 
 MODEL = "model.safetensors"
 STATE = "training_state.json"
 STATE_TENSORS = "training_state.safetensors"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
-_CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
 
 T = TypeVar("T")
 
@@ -59,11 +47,7 @@ class Checkpoints:
     def __init__(self, run: Path):
         self.folder = run / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._recover()
-
-    def _recover(self) -> None:
-        """Remove or restore temporary folders of a killed process."""
-        for path in self.folder.glob(".*.old"):
+        for path in self.folder.glob(".*.old"):  # of a killed process, likewise the others
             name = path.name.removeprefix(".").removesuffix(".old")
             if (self.folder / name).exists():
                 _discard(path)
@@ -108,10 +92,9 @@ class Checkpoints:
             kind: ``"epoch"`` or ``"update"``.
             keep: number of checkpoints to keep; negative for all.
         """
-        if keep >= 0:
-            found = numbered_checkpoints(self.folder, kind)
-            for path in found[: max(0, len(found) - keep)]:
-                _discard(path)
+        found = numbered_checkpoints(self.folder, kind) if keep >= 0 else []
+        for path in found[: max(0, len(found) - keep)]:
+            _discard(path)
 
     def resumable(self) -> list[Path]:
         """The checkpoints to resume from: ``last``, then the others, those with more updates first."""
@@ -142,20 +125,11 @@ def update_of(checkpoint: Path) -> int:
     path = checkpoint / STATE
     if not path.is_file():
         return -1
-    state = read_json(path)
+    state = serialization.read_json(path)
     update = state.get("update", -1) if isinstance(state, dict) else None
     if type(update) is not int:
         raise CheckpointError(f"{path} is damaged: it does not contain the number of updates")
     return update
-
-
-def _advice(missing: Path) -> str:
-    """A guess of the path that the user meant, if there is no such path."""
-    if str(missing).startswith("[") and str(missing).endswith("]"):
-        return f"; give one model without brackets, such as {str(missing)[1:-1].split(',')[0]}"
-    if len(missing.parts) == 2 and not missing.is_absolute() and not missing.parent.exists():
-        return f"; a model of the Hugging Face Hub is written hf:{missing}"
-    return similar_path(missing)
 
 
 def resolve(path: str | Path) -> Path:
@@ -172,7 +146,12 @@ def resolve(path: str | Path) -> Path:
     """
     given = Path(path)
     if given.is_file():
-        return _checked(_folder_of(given))
+        if given.name != MODEL:
+            raise CheckpointError(
+                f"{given}: not a checkpoint, and another file can contain code and is never loaded; give a {MODEL}, or "
+                "the model.pt or model.npz of another toolkit, or a run folder"
+            )
+        return _checked(given.parent)
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
         for place in (candidate, candidate.parent / f".{candidate.name}.old"):  # left by a kill between two renames
             if (place / MODEL).is_file():
@@ -180,32 +159,20 @@ def resolve(path: str | Path) -> Path:
     raise CheckpointError(f"{given}: {_why_none(given)}")
 
 
-def _folder_of(file: Path) -> Path:
-    """The folder of a ``model.safetensors``.
-
-    Raises:
-        CheckpointError: it is another file.
-    """
-    if file.name == MODEL:
-        return file.parent
-    if file.suffix in _CODE_SUFFIXES or _looks_like_code(file):
-        raise CheckpointError(
-            f"{file}: such a file can contain code and is never loaded; give a {MODEL}, or the model.pt or model.npz "
-            "of another toolkit"
-        )
-    raise CheckpointError(f"{file}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
-
-
 def _why_none(given: Path) -> str:
     """The reason why a path refers to no checkpoint, with advice for the user."""
-    if not given.is_dir():
-        kind = f"neither a run folder nor a checkpoint: no {MODEL} in it"
-        return kind if given.exists() else f"there is no such file or folder{_advice(given)}"
+    if not given.exists():
+        if str(given).startswith("[") and str(given).endswith("]"):
+            first = str(given)[1:-1].partition(",")[0]
+            return f"there is no such file or folder; give one model without brackets, such as {first}"
+        on_hub = len(given.parts) == 2 and not given.is_absolute() and not given.parent.exists()
+        advice = f"; a model of the Hugging Face Hub is written hf:{given}" if on_hub else similar_path(given)
+        return f"there is no such file or folder{advice}"
     if (given / FOLDER).is_dir():
         names = ", ".join(sorted(path.name for path in (given / FOLDER).iterdir() if (path / MODEL).is_file()))
         found = f"it has: {names}" if names else "perhaps its training has not saved one yet"
         return f"a run folder without checkpoints best and last; {found}"
-    inside = sorted(path.name for path in given.iterdir() if (path / MODEL).is_file())
+    inside = sorted(path.name for path in given.glob("*") if (path / MODEL).is_file())
     if given.absolute().name == FOLDER and inside:
         return (
             f"this folder has the checkpoints of a run; give the run, {given.parent}, for its best "
@@ -213,22 +180,18 @@ def _why_none(given: Path) -> str:
         )
     if runs := sorted(path.parent.name for path in given.glob(f"*/{FOLDER}")):
         return f"this folder contains runs; give one of them, such as {given / runs[0]}"
-    codes = sorted(path.name for path in given.iterdir() if path.suffix in _CODE_SUFFIXES)
-    hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
-    if any(given.glob("*.safetensors")):
-        hint += f"; a Hugging Face folder must also have a {_HUGGINGFACE}"
+    weights = any(given.glob("*.safetensors"))
+    hint = f"; a Hugging Face folder must also have a {_HUGGINGFACE}" if weights else ""
     return f"neither a run folder nor a checkpoint: no {MODEL} in it{hint}"
 
 
 def _checked(folder: Path) -> Path:
     """The folder of a ``model.safetensors``, if it is a checkpoint of a run and not a Hugging Face folder."""
-    if (folder / CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
+    if (folder / serialization.CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
         return folder
-    if (folder / _HUGGINGFACE).is_file():
-        raise CheckpointError(f"{folder} is a Hugging Face folder; give the folder itself, not a file in it")
     raise CheckpointError(
-        f"{folder}: neither a Hugging Face folder, because {_HUGGINGFACE} is missing, nor a checkpoint of a "
-        f"run, because {CHECKSUMS} is missing"
+        f"{folder}: not a checkpoint of a run, because {serialization.CHECKSUMS} is missing; give a Hugging Face "
+        f"folder itself, which must have a {_HUGGINGFACE}"
     )
 
 
@@ -246,8 +209,8 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """
 
     def read() -> dict[str, Tensor]:
-        verify_checksums(checkpoint, [MODEL])
-        return read_tensors(checkpoint / MODEL)
+        serialization.verify_checksums(checkpoint, [MODEL])
+        return serialization.read_tensors(checkpoint / MODEL)
 
     return read_unchanged(checkpoint, read)
 
@@ -291,11 +254,7 @@ def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, damaged or truncated.
     """
-    try:
-        return read_tensors(checkpoint / MODEL, values=False)
-    except CheckpointError:
-        # reports what is wrong with the file, or reads the newer checkpoint that has replaced it
-        return read_weights(checkpoint)
+    return read_unchanged(checkpoint, lambda: serialization.read_tensors(checkpoint / MODEL, values=False))
 
 
 def read_training_state(checkpoint: Path) -> dict[str, Any]:
@@ -310,49 +269,24 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is missing, damaged or truncated.
     """
-    verify_checksums(checkpoint, [STATE, STATE_TENSORS])
-    plain, tensors = read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS)
+    serialization.verify_checksums(checkpoint, [STATE, STATE_TENSORS])
+    plain, tensors = serialization.read_json(checkpoint / STATE), serialization.read_tensors(checkpoint / STATE_TENSORS)
     try:
-        state: dict[str, Any] = unpack(plain, tensors)
+        state: dict[str, Any] = serialization.unpack(plain, tensors)
     except (KeyError, TypeError):
         raise CheckpointError(f"{checkpoint / STATE} names tensors that are not in {STATE_TENSORS}") from None
     return state
 
 
-@contextmanager
-def copy_run(run: Path, folder: Path, left_out: Sequence[str] = ()) -> Iterator[Checkpoints]:
-    """Write a copy of a run that has the checkpoints that the caller saves, atomically.
-
-    Args:
-        run: the run folder.
-        folder: the folder to write, which must not exist yet.
-        left_out: names of files and folders that are not copied, besides checkpoints, cache and hidden ones.
-
-    Yields:
-        The checkpoints of the copy.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
-
-    def ignored(place: str, names: list[str]) -> list[str]:
-        return [name for name in names if Path(place) == run and (name in leave or name.startswith("."))]
-
-    leave = {FOLDER, CACHE, *left_out}
-    with new_folder(folder, exist_ok=False) as temporary, disk_errors(folder):
-        shutil.copytree(run, temporary, ignore=ignored, dirs_exist_ok=True)
-        yield Checkpoints(temporary)
-
-
 def _write(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_tensors(folder / MODEL, weights)
+    serialization.write_tensors(folder / MODEL, weights)
     if state is not None:
-        plain, tensors = pack(state)
-        write_tensors(folder / STATE_TENSORS, tensors)
-        write_json(folder / STATE, plain)
-    write_checksums(folder)
+        plain, tensors = serialization.pack(state)
+        serialization.write_tensors(folder / STATE_TENSORS, tensors)
+        serialization.write_json(folder / STATE, plain)
+    serialization.write_checksums(folder)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -390,9 +324,3 @@ def _identity(folder: Path) -> int:
         return folder.stat().st_ino
     except OSError:
         return -1
-
-
-def _looks_like_code(path: Path) -> bool:
-    with open_regular(path) as file:
-        head = file.read(2)
-    return head[:1] == b"\x80" or head == b"PK"  # a pickle, or the zip that torch.save writes around one

@@ -185,8 +185,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 RUN_CHECKSUMS = "checksums.json"
-_CONFIG = "config.yaml"
-_PARTS = _FILES, _FIXED, _VALUES = "files", "fixed", "values"
 _ADVICE = "copy it again from where the run was trained"
 
 
@@ -201,7 +199,7 @@ def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    content = {_FILES: tokenizer_digests(run), _FIXED: _fixed(config), _VALUES: task.fixed_values()}
+    content = {"files": tokenizer_digests(run), "fixed": _fixed(config), "values": task.fixed_values()}
     write_atomically(run / RUN_CHECKSUMS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
@@ -222,7 +220,7 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
     Raises:
         CheckpointError: a file is missing or has changed.
     """
-    for name, expected in _read(run)[_FILES].items():
+    for name, expected in _read(run)["files"].items():
         path = run / name
         if not path.is_file():
             if complete:
@@ -245,7 +243,7 @@ def verify_run(run: Path, plain: Mapping[str, Any]) -> None:
         CheckpointError: a tokenizer or a fixed key has changed.
     """
     verify_tokenizers(run)
-    _check_unchanged(run / _CONFIG, _read(run)[_FIXED], dict(flatten(plain)))
+    _check_unchanged(run / CONFIG_FILE, _read(run)["fixed"], dict(flatten(plain)))
 
 
 def verify_task(run: Path, task: Task) -> None:
@@ -258,7 +256,7 @@ def verify_task(run: Path, task: Task) -> None:
     Raises:
         CheckpointError: a value has changed.
     """
-    _check_unchanged(run, _read(run)[_VALUES], task.fixed_values())
+    _check_unchanged(run, _read(run)["values"], task.fixed_values())
 
 
 def _check_unchanged(where: Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -290,12 +288,12 @@ def _read(run: Path) -> dict[str, dict[str, Any]]:
     Raises:
         CheckpointError: it is damaged.
     """
-    path = run / RUN_CHECKSUMS
+    path, parts = run / RUN_CHECKSUMS, ("files", "fixed", "values")
     if not path.exists():
-        return {part: {} for part in _PARTS}
+        return {part: {} for part in parts}
     try:
         content = parse_json(read_bytes(path))
-        if all(isinstance(content[part], dict) for part in _PARTS):
+        if all(isinstance(content[part], dict) for part in parts):
             return dict(content)
     except (OSError, ValueError, KeyError, TypeError):
         pass

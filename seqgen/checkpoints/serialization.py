@@ -141,13 +141,12 @@ def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
             else:
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
                 tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
-    try:
         aliases = parse_json(metadata.get(_ALIASES, "{}").encode())
         return tensors | {alias: tensors[name] for alias, name in aliases.items()}
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged: the names of tied tensors in its metadata ({error})") from None
+    except (safetensors.SafetensorError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path}: not a readable safetensors file ({error}); it may be truncated, copy it again"
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:

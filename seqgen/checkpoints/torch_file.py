@@ -49,12 +49,10 @@ class Inert:
     """Replaces an object of another package: it stores the arguments and does nothing.
 
     Attributes:
-        origin: full name of the class or function in the file.
         args: arguments of the call.
         state: attributes of the object.
     """
 
-    origin = ""
     args: tuple[Any, ...] = ()
     state: Any = None
 
@@ -85,14 +83,10 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         return content
     except CheckpointError:
         raise
-    except pickle.UnpicklingError:
-        raise CheckpointError(f"{path} is damaged, or was not written by torch.save") from None
-    except OSError as error:
-        if error.filename is None:  # of a place in the file that does not exist
-            raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # a damaged file can raise any exception
-        raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
+        if isinstance(error, OSError) and error.filename is not None:  # not of a place in the file that does not exist
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+        raise CheckpointError(f"{path} is damaged, or was not written by torch.save; copy it again") from error
 
 
 def plain(value: Any) -> Any:
@@ -121,14 +115,10 @@ def _plain(value: Any, counter: Iterator[int]) -> Any:
     if isinstance(value, Namespace):
         return _plain(vars(value), counter)
     if isinstance(value, Mapping):
-        return {_text(key): _plain(item, counter) for key, item in value.items()}
+        return {key if isinstance(key, str) else shown(key): _plain(item, counter) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, counter) for item in value]
     return value
-
-
-def _text(key: Any) -> str:
-    return key if isinstance(key, str) else shown(key)
 
 
 def _check_tensors(content: Any, path: Path) -> None:
@@ -172,7 +162,8 @@ def _load(path: Path, packages: Sequence[str]) -> Any:
                 raise CheckpointError(
                     f"{path} contains code: reading it would run {name}, so it is refused; no code was run"
                 ) from None
-            stand_ins[name] = _stand_in(name)
+            # the reader fills in items only where it finds a real dict
+            stand_ins[name] = (lambda *_: {}) if name == "collections.defaultdict" else Inert
     raise CheckpointError(f"{path} names more than {_MAX_NAMES} classes, which no checkpoint does")
 
 
@@ -191,13 +182,3 @@ def _check_archive(path: Path) -> None:
             damaged = archive.testzip()
             if damaged is not None:
                 raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
-
-
-def _stand_in(name: str) -> Any:
-    if name == "collections.defaultdict":
-        return _plain_dict  # the reader fills in items only where it finds a real dict
-    return type("Inert", (Inert,), {"origin": name})
-
-
-def _plain_dict(*args: Any) -> dict[Any, Any]:
-    return {}

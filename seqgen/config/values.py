@@ -371,7 +371,7 @@ def _record_user_files(plain: Mapping[str, Any]) -> None:
     for key, file in recorded.items() if isinstance(recorded, Mapping) else ():
         group, _, name = str(key).partition(".")
         if group in registries and isinstance(file, str):
-            registries[group].record_file(name, file)
+            registries[group].recorded[name] = file
         elif group == "generation" and isinstance(file, str):
             _FILES_OF_KEYS[str(key)] = file
 

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Segments, Source
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset, pad_rows
 
@@ -115,19 +114,10 @@ class MixtureDataset(JoinedDataset):
         parts: the datasets by name.
         rates: the sampling rate of each, relative to each other.
         size: number of examples of an epoch; 0 for the number of examples of all parts.
-
-    Raises:
-        ConfigError: a rate is not positive and finite.
     """
 
     def __init__(self, parts: Mapping[str, PairDataset], rates: Sequence[float], size: int = 0):
         super().__init__(parts)
-        for name, rate in zip(self.parts, rates, strict=True):
-            if not 0 < rate < math.inf:
-                raise ConfigError(
-                    f"the source {name!r} has the rate {rate}, which must be above zero; remove the source or give it "
-                    "a positive rate"
-                )
         self.rates = [rate / sum(rates) for rate in rates]
         self.size = size or int(self.offsets[-1])
         self._drawn = functools.lru_cache(maxsize=2)(self._draw)
@@ -223,44 +213,35 @@ def pack(rows: Sequence[Batch], source_pad: int, target_pad: int) -> Batch:
         The batch, with ``segments``: source and target positions of the same example have the same number, from 1.
         Padding after a row's last target has that target's number, so that no position has only masked keys.
     """
-    sources, targets, previous = [], [], []
+    source_lengths, target_lengths = [row.source.src_lengths for row in rows], []
+    targets, previous = [], []
     for row in rows:
         assert row.target is not None
         assert row.prev_output_tokens is not None
-        sources.append(_Flat(row.source.src_tokens, row.source.src_lengths))
-        lengths = _lengths(row.target, target_pad)
-        targets.append(_Flat(row.target, lengths))
-        previous.append(_Flat(row.prev_output_tokens, lengths))
-    longest = max(len(flat.tokens) for flat in targets)
+        # up to the last token that is not padding, since padding may also occur within a text
+        positions = torch.arange(1, row.target.size(1) + 1)
+        lengths = torch.where(row.target != target_pad, positions, 0).amax(1)
+        targets.append(_unpadded(row.target, lengths))
+        previous.append(_unpadded(row.prev_output_tokens, lengths))
+        target_lengths.append(lengths)
+    for target, lengths in zip(targets, target_lengths, strict=True):  # the last example has the padding of its row
+        lengths[-1] += max(map(len, targets)) - len(target)
+    sources = [_unpadded(row.source.src_tokens, row.source.src_lengths) for row in rows]
     return Batch(
         ids=torch.cat([row.ids for row in rows]),
-        source=Source(
-            pad_rows([flat.tokens for flat in sources], source_pad),
-            torch.tensor([len(flat.tokens) for flat in sources]),
-        ),
-        prev_output_tokens=pad_rows([flat.tokens for flat in previous], target_pad),
-        target=pad_rows([flat.tokens for flat in targets], target_pad),
+        source=Source(pad_rows(sources, source_pad), torch.tensor([len(source) for source in sources])),
+        prev_output_tokens=pad_rows(previous, target_pad),
+        target=pad_rows(targets, target_pad),
         ntokens=sum(row.ntokens for row in rows),
-        segments=Segments(
-            pad_rows([flat.segments for flat in sources], 0),
-            torch.stack([flat.stretched_segments(longest) for flat in targets]),
-        ),
+        segments=Segments(_segments(source_lengths), _segments(target_lengths)),
     )
 
 
-class _Flat:
-    """The tokens of a batch concatenated without padding, ``(tokens,)``, and the segment number of each."""
-
-    def __init__(self, tokens: Tensor, lengths: Tensor):
-        self.tokens = tokens[torch.arange(tokens.size(1)) < lengths.unsqueeze(1)]
-        self.segments = torch.arange(1, len(tokens) + 1).repeat_interleave(lengths)
-
-    def stretched_segments(self, length: int) -> Tensor:
-        """``(length,)``: the last segment number is repeated."""
-        return torch.cat([self.segments, self.segments[-1:].expand(length - len(self.segments))])
+def _unpadded(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """The tokens of a batch concatenated without padding, ``(tokens,)``."""
+    return tokens[torch.arange(tokens.size(1)) < lengths.unsqueeze(1)]
 
 
-def _lengths(target: Tensor, pad: int) -> Tensor:
-    """Tokens of each row up to the last one that is not padding, since padding may also occur within a text."""
-    counts = torch.arange(1, target.size(1) + 1)
-    return torch.where(target != pad, counts, 0).amax(1)
+def _segments(lengths: Sequence[Tensor]) -> Tensor:
+    """``(rows, tokens)``: the segment number of each token, by the lengths of each row's examples; 0 is padding."""
+    return pad_rows([torch.arange(1, len(row) + 1).repeat_interleave(row) for row in lengths], 0)

@@ -1,4 +1,4 @@
-"""The vocabulary: tokens and their ids."""
+"""The vocabulary: tokens and their ids; and the vocabularies that a model is built for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from seqgen.core.errors import DataError
-from seqgen.data.text import decode_line, read_chunks
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.data.text import read_chunks
 from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
@@ -37,6 +37,7 @@ class Dictionary:
     Attributes:
         symbols: all tokens in the order of their ids.
         counts: the count of each.
+        special_ids: the ids of ``pad``, ``eos``, ``unk`` and ``bos`` by name; ``None`` for one that it does not have.
 
     Raises:
         DataError: a token occurs twice, the numbers of tokens and counts differ, or a special id is outside the
@@ -56,6 +57,7 @@ class Dictionary:
         self.symbols = list(FAIRSEQ_SPECIALS if symbols is None else symbols)
         self.counts = [0] * len(self.symbols) if counts is None else list(counts)
         self._pad, self._eos, self._unk, self._bos = pad, eos, unk, bos
+        self.special_ids = {"pad": pad, "eos": eos, "unk": unk, "bos": bos}
         self._ids = {token: i for i, token in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
             twice = next(token for i, token in enumerate(self.symbols) if self._ids[token] != i)
@@ -65,11 +67,6 @@ class Dictionary:
         for name, value in self.special_ids.items():
             if value is not None and not 0 <= value < len(self.symbols):
                 raise DataError(f"{name} id {value} is outside the vocabulary of {len(self.symbols)} tokens")
-
-    @property
-    def special_ids(self) -> dict[str, int | None]:
-        """The ids of ``pad``, ``eos``, ``unk`` and ``bos`` by name."""
-        return {"pad": self._pad, "eos": self._eos, "unk": self._unk, "bos": self._bos}
 
     def pad(self) -> int:
         """Id of padding."""
@@ -192,10 +189,9 @@ class Dictionary:
     def _load_dict_txt(cls, path: Path) -> Self:
         dictionary = cls()
         for chunk in read_chunks(path):
-            for number, line in enumerate(chunk.lines, chunk.first):
-                text = decode_line(line, path, number)
+            for number, line in enumerate(chunk.decode(), chunk.first):
                 try:
-                    dictionary._add_line(text)
+                    dictionary._add_line(line)
                 except ValueError as error:
                     raise DataError(f"{path}, line {number}: {error}") from None
         if len(dictionary) == len(FAIRSEQ_SPECIALS):
@@ -223,16 +219,14 @@ class Dictionary:
             written = read_bytes(path)
         try:
             content = parse_json(written)
-            specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
+            special_ids = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
             symbols, counts = content["symbols"], content["counts"]
-            if not isinstance(symbols, list) or not isinstance(counts, list):
-                raise TypeError("the tokens or the counts are not a list")
-            if not all(isinstance(token, str) for token in symbols):
+            numbers = [*counts, *(value for name, value in special_ids.items() if name != "bos" or value is not None)]
+            if not isinstance(symbols, list) or not all(isinstance(token, str) for token in symbols):
                 raise TypeError("a token is not a string")
-            numbers = [value for name, value in specials.items() if name != "bos" or value is not None]
-            if not all(type(value) is int for value in (*counts, *numbers)):
+            if not all(type(value) is int for value in numbers):
                 raise TypeError("a count or id is not a whole number")
-            return cls(symbols, counts, **specials)
+            return cls(symbols, counts, **special_ids)
         except KeyError as error:
             raise DataError(f"{path} is not a vocabulary, or is damaged: it has no {error}") from None
         except (ValueError, TypeError, DataError) as error:
@@ -254,15 +248,70 @@ class Dictionary:
             content: dict[str, Any] = {**self.special_ids, "symbols": self.symbols, "counts": self.counts}
             text = json.dumps(content, ensure_ascii=False, indent=0)
         else:
-            self._check_dict_txt(path)
+            standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}
+            if self.special_ids != standard or tuple(self.symbols[:4]) != FAIRSEQ_SPECIALS:
+                raise DataError(f"{path}: a dict.txt can only have the special ids {standard}; save as .json")
+            for i, token in enumerate(self.symbols):
+                if not token or "\n" in token or (i == len(FAIRSEQ_SPECIALS) and token.startswith("\ufeff")):
+                    raise DataError(f"{path}: a dict.txt cannot contain the token {token!r}; save as .json")
             rows = zip(self.symbols[len(FAIRSEQ_SPECIALS) :], self.counts[len(FAIRSEQ_SPECIALS) :], strict=True)
             text = "".join(f"{token} {count}\n" for token, count in rows)
         write_atomically(path, text)
 
-    def _check_dict_txt(self, path: Path) -> None:
-        standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}
-        if self.special_ids != standard or tuple(self.symbols[:4]) != FAIRSEQ_SPECIALS:
-            raise DataError(f"{path}: a dict.txt can only have the special ids {standard}; save as .json")
-        for i, token in enumerate(self.symbols):
-            if not token or "\n" in token or (i == len(FAIRSEQ_SPECIALS) and token.startswith("\ufeff")):
-                raise DataError(f"{path}: a dict.txt cannot contain the token {token!r}; save as .json")
+
+class Vocabularies(Protocol):
+    """The vocabularies that a model is built for; every ``Task`` has them."""
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The vocabulary of the source."""
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The vocabulary of the target."""
+
+
+def embedding_sizes(task: Vocabularies, vocab_size: int, decoder_start_token_id: int) -> tuple[int, int]:
+    """The rows of the source's and of the target's embedding.
+
+    Args:
+        task: gives the dictionaries.
+        vocab_size: the rows of each; 0 for the sizes of the dictionaries.
+        decoder_start_token_id: the first decoder input; -1 for a token of the dictionary.
+
+    Returns:
+        Both numbers.
+
+    Raises:
+        ConfigError: ``vocab_size`` is too small for a dictionary, or the first decoder input has no row.
+    """
+    sizes = len(task.source_dictionary), len(task.target_dictionary)
+    if vocab_size and vocab_size < (longer := max(sizes)):
+        raise ConfigError(
+            f"model.vocab_size={vocab_size} is too small for a vocabulary of {longer} tokens; set at least {longer}, "
+            "or 0 for the size of the vocabulary"
+        )
+    source, target = (vocab_size or size for size in sizes)
+    if decoder_start_token_id >= target:
+        raise ConfigError(
+            f"model.decoder_start_token_id={decoder_start_token_id} is outside the vocabulary of {target} tokens"
+        )
+    return source, target
+
+
+def check_joined(task: Vocabularies, model: str) -> None:
+    """Check that source and target have one vocabulary.
+
+    Args:
+        task: gives the dictionaries.
+        model: the model that needs it, for the message.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    source, target = task.source_dictionary, task.target_dictionary
+    if not (source is target or source == target):
+        raise ConfigError(
+            f"model={model} has one embedding for source and target and needs one vocabulary for both; set "
+            "task.joined_dictionary=true, or choose another model"
+        )

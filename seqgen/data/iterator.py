@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,51 +16,14 @@ from numpy.typing import NDArray
 from seqgen.core.errors import DataError
 from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import Dataset
+from seqgen.system.processes import compute_ahead
 
 PREFETCH = 8
 """Number of batches that each thread prepares in advance."""
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Batches of positions in a dataset, stored in flat arrays because there may be hundreds of thousands of batches.
-
-    Attributes:
-        order: ``(n,)`` int64 positions, batch after batch.
-        starts: ``(batches,)`` int64 index into ``order`` of each batch's first position.
-        stops: ``(batches,)`` int64 index after its last one.
-    """
-
-    order: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """The positions of a batch, ``(examples,)`` int64."""
-        return self.order[self.starts[index] : self.stops[index]]
-
-    def select(self, which: NDArray[np.int64]) -> Batches:
-        """A selection of the batches.
-
-        Args:
-            which: ``(n,)`` int64 indices of batches, in the order of the result.
-        """
-        return Batches(self.order, self.starts[which], self.stops[which])
-
-    def shard(self, rank: int, world_size: int, first: int = 0) -> Batches:
-        """The batches of one rank: every ``world_size``-th batch, beginning with number ``rank``.
-
-        Every batch is used exactly once, so that the last ranks may get one batch less.
-
-        Args:
-            rank: the process, from 0.
-            world_size: number of processes.
-            first: batches before this one are left out.
-        """
-        return self.select(np.arange(first + rank, len(self), world_size))
+Batches: TypeAlias = list[NDArray[np.int64]]
+"""The positions of each batch's examples in a dataset."""
 
 
 def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None = None) -> NDArray[np.int64]:
@@ -88,7 +51,7 @@ def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None 
     return order
 
 
-def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | None) -> NDArray[np.int64]:
+def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | None) -> list[int]:
     """Split a sequence of examples into consecutive batches, each as large as the limits allow.
 
     The size of a batch is its number of rows times the length of its longest example: its tokens and its padding. An
@@ -100,9 +63,9 @@ def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | No
         batch_size: maximum examples per batch; ``None`` for no limit.
 
     Returns:
-        ``(batches,)`` int64 index of the first example of each batch.
+        The index of the first example of each batch.
     """
-    starts = []
+    starts: list[int] = []
     start, n = 0, len(sizes)
     while start < n:
         starts.append(start)
@@ -114,7 +77,7 @@ def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | No
             tokens = longest * np.arange(1, len(longest) + 1)
             rows = int(np.searchsorted(tokens, max_tokens, side="right"))
         start += max(1, rows)
-    return np.array(starts, np.int64)
+    return starts
 
 
 def make_batches(
@@ -137,8 +100,8 @@ def make_batches(
     """
     order = sort_by_length(lengths, rng)
     starts = split(lengths.max(axis=1)[order], max_tokens, batch_size)
-    batches = Batches(order, starts, np.append(starts[1:], len(order)))
-    return batches if rng is None else batches.select(rng.permutation(len(batches)))
+    batches = [order[start:stop] for start, stop in pairwise([*starts, len(order)])]
+    return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
 
 
 @dataclass(eq=False)
@@ -184,31 +147,26 @@ class EpochIterator:
     epoch: int = field(default=1, init=False)
     first: int = field(default=0, init=False)
     consumed: int = field(default=0, init=False)
-    _made: tuple[int, Batches, int] | None = field(default=None, init=False)
+    _made: tuple[int | None, Batches, int] = field(default=(None, [], 0), init=False)
 
-    def _all_batches(self) -> Batches:
-        """The current epoch's batches, of all ranks."""
-        if self._made is None or self._made[0] != self.epoch:
+    def _all_batches(self) -> tuple[Batches, int]:
+        """The current epoch's batches, of all ranks, and a checksum of its lengths, which other data rarely has."""
+        if self._made[0] != self.epoch:
             rng = np.random.default_rng([self.seed, self.epoch]) if self.shuffle else None
             lengths = self.dataset.lengths(self.epoch, self.seed)
             batches = make_batches(lengths, max_tokens=self.max_tokens, batch_size=self.batch_size, rng=rng)
             self._made = self.epoch, batches, zlib.crc32(lengths.tobytes())
-        return self._made[1]
-
-    def _lengths_checksum(self) -> int:
-        """A checksum of the lengths of all examples in the current epoch, which differs for most other data."""
-        self._all_batches()
-        return self._made[2] if self._made is not None else 0
+        return self._made[1:]
 
     @property
     def batches(self) -> Batches:
-        """This rank's batches of positions in the dataset, from ``first`` to the end of the current epoch."""
-        return self._all_batches().shard(self.rank, self.world_size, self.first)
+        """This rank's batches from ``first`` to the end of the current epoch: every ``world_size``-th one."""
+        return self._all_batches()[0][self.first + self.rank :: self.world_size]
 
     @property
     def rounds(self) -> int:
         """The largest number of batches that a rank has from ``first`` to the end of the current epoch."""
-        return -(-(len(self._all_batches()) - self.first) // self.world_size)
+        return -(-(len(self._all_batches()[0]) - self.first) // self.world_size)
 
     def __len__(self) -> int:
         """Number of this rank's batches from ``first`` to the end of the current epoch, consumed ones included."""
@@ -216,10 +174,13 @@ class EpochIterator:
 
     def __iter__(self) -> Generator[Batch]:
         """Iterate over the rest of the current epoch, then increase ``epoch``."""
-        epoch, batches = self.epoch, self.batches
-        left = range(self.consumed, len(batches))
-        in_line = (self._prepare(batches, index, epoch) for index in left)
-        for batch in in_line if self.num_workers < 1 else self._ahead(batches, left):
+        epoch, left = self.epoch, self.batches[self.consumed :]
+        prepare = partial(self._prepare, epoch=epoch)
+        prepared: Iterable[Batch] = map(prepare, left)
+        if self.num_workers > 0:
+            pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="seqgen-batches")
+            prepared = compute_ahead(pool, prepare, left, PREFETCH * self.num_workers)
+        for batch in prepared:
             self.consumed += 1
             yield batch
         if self.epoch == epoch:
@@ -227,38 +188,20 @@ class EpochIterator:
 
     def spare(self) -> Batch:
         """One example of the current epoch, for a rank that has no batch left but must still compute."""
-        position = int(self._all_batches()[0][0])
-        return self.collate([self.dataset.example(position, epoch=self.epoch, seed=self.seed)])
+        return self._prepare(self._all_batches()[0][0][:1], self.epoch)
 
-    def _prepare(self, batches: Batches, index: int, epoch: int) -> Batch:
-        positions = batches[index].tolist()
-        return self.collate([self.dataset.example(position, epoch=epoch, seed=self.seed) for position in positions])
-
-    def _ahead(self, batches: Batches, indices: range) -> Iterator[Batch]:
-        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="seqgen-batches")
-        epoch, todo = self.epoch, iter(indices)
-        waiting: deque[Future[Batch]] = deque()
-
-        def submit(count: int) -> None:
-            waiting.extend(pool.submit(self._prepare, batches, i, epoch) for i in itertools.islice(todo, count))
-
-        try:
-            submit(PREFETCH * self.num_workers)
-            while waiting:
-                batch = waiting.popleft().result()
-                submit(1)
-                yield batch
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    def _prepare(self, positions: NDArray[np.int64], epoch: int) -> Batch:
+        return self.collate([self.dataset.example(each, epoch=epoch, seed=self.seed) for each in positions.tolist()])
 
     def state_dict(self) -> dict[str, Any]:
         """The current position, for ``load_state_dict``; it is the same on all ranks."""
+        batches, lengths = self._all_batches()
         return {
             "epoch": self.epoch,
             "consumed": self.first + self.consumed * self.world_size,
-            "batches": len(self._all_batches()),
+            "batches": len(batches),
             "examples": len(self.dataset),
-            "lengths": self._lengths_checksum(),
+            "lengths": lengths,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -277,20 +220,15 @@ class EpochIterator:
         """
         self.epoch = int(state["epoch"])
         self.first, self.consumed = int(state["consumed"]), 0
-        same_lengths = state.get("lengths") == self._lengths_checksum()
+        batches, lengths = self._all_batches()
+        same_lengths = state.get("lengths") == lengths
         if self.first == 0:  # the position is valid for any data and limits
             changed = f"the training data has changed; the new data is used from epoch {self.epoch} on"
             return "" if same_lengths else changed
-        found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
-        if any(found[name] != state[name] for name in found):
+        if not same_lengths or (state["batches"], state["examples"]) != (len(batches), len(self.dataset)):
             raise DataError(
-                f"the checkpoint was saved in an epoch of {state['batches']} batches with {state['examples']} "
-                f"examples, but now there are {found['batches']} with {found['examples']}; continue with the same data "
-                "and batch limits, or start a new run with checkpoint.finetune_from"
-            )
-        if not same_lengths:
-            raise DataError(
-                "the checkpoint was saved within an epoch, and since then the examples of the training data have other "
-                "lengths; continue with the same data, or start a new run with checkpoint.finetune_from"
+                f"the checkpoint was saved within an epoch of {state['batches']} batches with {state['examples']} "
+                f"examples; now it has {len(batches)} with {len(self.dataset)}, or examples of other lengths; continue "
+                "with the same data and batch limits, or start a new run with checkpoint.finetune_from"
             )
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -88,6 +89,8 @@ def collate(
     )
 
 
+NO_LIMIT = np.iinfo(np.int32).max
+"""The limit of the length of examples if there is none."""
 MAX_EXAMPLES = 5
 """Number of lines that a note names."""
 
@@ -153,7 +156,7 @@ class Side:
         """The number of tokens that are added to the ids of a line."""
         return len(self.added.before) + len(self.added.after)
 
-    def tokens(self, index: int, limit: int | None = None) -> Tensor:
+    def tokens(self, index: int, limit: int = NO_LIMIT) -> Tensor:
         """Read a line.
 
         Args:
@@ -163,13 +166,8 @@ class Side:
         Returns:
             ``(length,)`` int64, end-of-sentence included.
         """
-        ids = self.store[index]
-        if limit is not None:
-            ids = ids[: limit - self.num_added]
-        tokens = np.empty(len(ids) + self.num_added, np.int64)
-        start, end = len(self.added.before), len(self.added.before) + len(ids)
-        tokens[:start], tokens[start:end], tokens[end:] = self.added.before, ids, self.added.after
-        return torch.from_numpy(tokens)
+        ids = self.store[index][: limit - self.num_added]
+        return torch.tensor(self.added.around(ids.tolist()), dtype=torch.int64)
 
 
 class PairDataset:
@@ -206,41 +204,38 @@ class PairDataset:
         if target is not None and len(source.store) != len(target.store):
             raise DataError(f"{name}: there are {len(source.store)} source lines but {len(target.store)} target lines")
         self.source, self.target, self.name, self.on_overlong = source, target, name, on_overlong
-        self.limits = (max_source_positions, max_target_positions)
-        self.left_out: list[str] = []
-        sides = [source] if target is None else [source, target]
+        self._limit(max_source_positions, max_target_positions)
+
+    def _limit(self, *limits: int | None) -> None:
+        self.limits, self.left_out = [NO_LIMIT if limit is None else limit for limit in limits], list[str]()
+        sides = [self.source] if self.target is None else [self.source, self.target]
         lengths = np.stack([side.lengths() for side in sides], axis=1)
-        limits = [np.iinfo(np.int32).max if limit is None else limit for limit in self.limits[: len(sides)]]
-        ceilings = np.array(limits, np.int32)
+        ceilings = np.array(self.limits[: len(sides)], np.int32)
         empty = (lengths == np.array([side.num_added for side in sides])).any(1)
         self.indices = self._select(empty, (lengths > ceilings).any(1) & ~empty)
         self._lengths = np.minimum(lengths[self.indices], ceilings)
         if len(self.indices) == 0:
-            raise DataError(f"{name}: no pair can be used. {' '.join(f'{note}.' for note in self.left_out)}")
+            raise DataError(f"{self.name}: no pair can be used. {' '.join(f'{note}.' for note in self.left_out)}")
 
     def _select(self, empty: NDArray[np.bool_], overlong: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Note which pairs are empty or too long; returns the numbers of the lines that are used."""
-        limit_text = " or ".join(
-            f"{limit} {side} tokens"
-            for limit, side in zip(self.limits, ("source", "target"), strict=True)
-            if limit is not None
-        )
+        limits = zip(self.limits, ("source", "target"), strict=True)
+        longer = " or ".join(f"{limit} {side} tokens" for limit, side in limits if limit < NO_LIMIT)
+        done = {
+            "drop": " and are left out (task.on_overlong=truncate would use their beginnings)",
+            "truncate": " and are truncated",
+            "error": "",
+        }[self.on_overlong]
+        notes = {"have an empty side and are skipped": empty, f"are longer than {longer}{done}": overlong}
+        for what, mask in notes.items():
+            if len(lines := np.flatnonzero(mask)):
+                examples = [self.source.store.where(int(i)) for i in lines[:MAX_EXAMPLES]]
+                self.left_out.append(f"{len(lines)} pairs of {self.name} {what}: {listed(examples, len(lines))}")
         if self.on_overlong == "error" and overlong.any():
-            self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
             raise DataError(
-                f"{self.left_out[0]}; shorten them, raise the limit, or set task.on_overlong to drop or truncate"
+                f"{self.left_out[-1]}; shorten them, raise the limit, or set task.on_overlong to drop or truncate"
             )
-        truncate = self.on_overlong == "truncate"
-        self._note(f"pairs of {self.name} have an empty side and are skipped", empty)
-        done = "truncated" if truncate else "left out (task.on_overlong=truncate would use their beginnings)"
-        self._note(f"pairs of {self.name} are longer than {limit_text} and are {done}", overlong)
-        return np.flatnonzero(~empty if truncate else ~(empty | overlong))
-
-    def _note(self, what: str, mask: NDArray[np.bool_]) -> None:
-        lines = np.flatnonzero(mask)
-        if len(lines):
-            examples = [self.source.store.where(int(i)) for i in lines[:MAX_EXAMPLES]]
-            self.left_out.append(f"{len(lines)} {what}: {listed(examples, len(lines))}")
+        return np.flatnonzero(~empty if self.on_overlong == "truncate" else ~(empty | overlong))
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> PairDataset:
         """The same pairs under further limits, such as a model's; the lower limit counts.
@@ -252,16 +247,10 @@ class PairDataset:
         Raises:
             DataError: as in the constructor.
         """
-        wanted = (max_source_positions, max_target_positions)
-        both = [min((x for x in pair if x is not None), default=None) for pair in zip(self.limits, wanted, strict=True)]
-        return PairDataset(
-            self.source,
-            self.target,
-            name=self.name,
-            max_source_positions=both[0],
-            max_target_positions=both[1],
-            on_overlong=self.on_overlong,
-        )
+        pairs = zip(self.limits, (max_source_positions, max_target_positions), strict=True)
+        limited = copy.copy(self)
+        limited._limit(*(min(limit for limit in pair if limit is not None) for pair in pairs))
+        return limited
 
     def report(self) -> list[str]:
         """Notes on pairs that are skipped or truncated, and on unknown characters and words."""
@@ -278,15 +267,11 @@ class PairDataset:
         """``(n, sides)`` tokens of each pair after truncation, end-of-sentence included."""
         return self._lengths
 
-    def __getitem__(self, position: int) -> Example:
-        """The pair at a position."""
-        index = int(self.indices[position])
-        target = None if self.target is None else self.target.tokens(index, self.limits[1])
-        return Example(index, self.source.tokens(index, self.limits[0]), target)
-
     def __iter__(self) -> Iterator[Example]:
-        return (self[position] for position in range(len(self)))
+        return map(self.example, range(len(self)))
 
     def example(self, position: int, *, epoch: int = 0, seed: int = 0) -> Example:
         """The pair at a position, the same in every epoch; see ``Dataset.example``."""
-        return self[position]
+        index = int(self.indices[position])
+        target = None if self.target is None else self.target.tokens(index, self.limits[1])
+        return Example(index, self.source.tokens(index, self.limits[0]), target)

@@ -56,10 +56,7 @@ class LineChunk:
         Raises:
             DataError: a line is not valid UTF-8.
         """
-        try:
-            return [line.decode() for line in self.lines]
-        except UnicodeDecodeError:
-            return [decode_line(line, self.path, self.first + i) for i, line in enumerate(self.lines)]
+        return [decode_line(line, self.path, number) for number, line in enumerate(self.lines, self.first)]
 
 
 def decode_line(line: bytes, path: Path | str, number: int) -> str:
@@ -110,7 +107,10 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False)
     number = 1
     try:
         with _open(path, pipes) as file:
-            while lines := _read_lines(file, chunk_bytes):
+            while content := file.read(chunk_bytes):
+                if not content.endswith(b"\n"):
+                    content += file.readline(MAX_LINE_BYTES)  # of a line that is too long only a part
+                lines = content.removesuffix(b"\n").split(b"\n")
                 if number == 1:
                     lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
                 number += len(lines)
@@ -124,22 +124,6 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False)
         raise DataError(f"{path} is damaged after line {number - 1}: {error}; copy or compress it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _read_lines(file: IO[bytes], chunk_bytes: int) -> list[bytes]:
-    """Read about ``chunk_bytes``, up to the end of a line; of a line that is too long only a part.
-
-    Args:
-        file: the open file.
-        chunk_bytes: approximate number of bytes to read.
-
-    Returns:
-        The lines without their ``\\n``; empty at the end of the file.
-    """
-    content = file.read(chunk_bytes)
-    if content and not content.endswith(b"\n"):
-        content += file.readline(MAX_LINE_BYTES)
-    return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
 def _check_length(line: bytes, path: Path | str, number: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,7 +17,66 @@ BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 """fairseq's names of the ways to cut a text into examples; see ``BlockDataset``."""
 
 
-class BlockDataset:
+class TextDataset:
+    """Examples that are made of pieces of a text.
+
+    Args:
+        store: the ids of each line or document, without end-of-sentence.
+        bounds: ``(n, 2)`` begin and end of each piece in the text.
+        name: the split's name, for messages.
+
+    Raises:
+        DataError: the text has no token.
+    """
+
+    size_key = ""
+    """The key that sets the length of the examples."""
+
+    def __init__(self, store: TokenStore, bounds: NDArray[np.int64], name: str):
+        self.store, self.bounds, self.name = store, bounds, name
+        if not store.lengths().any():
+            files = ", ".join(file for file, _ in store.meta.files[:3])
+            raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
+        """``(n, 2)`` maximum tokens of the source and of the target of each example; see ``Dataset.lengths``."""
+        raise NotImplementedError
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> Self:
+        """This dataset, after a check that its examples are within a model's limits.
+
+        Args:
+            max_source_positions: maximum source tokens, end-of-sentence included; ``None`` for no limit.
+            max_target_positions: maximum target tokens, likewise.
+
+        Raises:
+            ConfigError: a source or a target may be longer.
+        """
+        limits = (("source", max_source_positions), ("target", max_target_positions))
+        for longest, (side, limit) in zip(self.lengths().max(0).tolist(), limits, strict=True):
+            if limit is not None and longest > limit:
+                raise ConfigError(
+                    f"{self.size_key} makes examples of up to {longest} {side} tokens, but the model has only {limit} "
+                    f"positions; set a smaller {self.size_key} or a model with more positions"
+                )
+        return self
+
+
+def _cut(pieces: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Cut ``(n, 2)`` begins and ends into parts of a size, of which the last one of a piece can be shorter.
+
+    Pieces ``0-5 5-8``, cut into parts of 4, are ``0-4 4-5 5-8``.
+    """
+    counts = -(-(pieces[:, 1] - pieces[:, 0]) // size)  # rounded up
+    begins, ends = np.repeat(pieces, counts, axis=0).T
+    starts = begins + size * (np.arange(len(begins)) - np.repeat(np.cumsum(counts) - counts, counts))
+    return np.stack([starts, np.minimum(starts + size, ends)], axis=1)
+
+
+class BlockDataset(TextDataset):
     """A text, cut into examples of consecutive tokens.
 
     The text is the lines one after the other, each with end-of-sentence at its end. The source of an example is the
@@ -36,27 +97,19 @@ class BlockDataset:
         DataError: the text has no token.
     """
 
+    size_key = "task.tokens_per_sample"
+
     def __init__(self, store: TokenStore, eos: int, break_mode: str, block_size: int, name: str = "data"):
-        self.store, self.eos, self.name = store, eos, name
-        self.break_mode, self.block_size = break_mode, block_size
+        self.eos = eos
         lengths = store.lengths().astype(np.int64) + 1
-        if not (lengths > 1).any():
-            files = ", ".join(file for file, _ in store.meta.files[:3])
-            raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
         self.line_starts = np.concatenate([[0], np.cumsum(lengths)])
         if break_mode == "none":
-            pieces = [(0, int(self.line_starts[-1]))]
+            pieces = self.line_starts[[0, -1]].reshape(1, 2)
         elif break_mode == "eos":
-            ends = self.line_starts[1:].tolist()
-            pieces = [(end - size, end) for size, end in zip(lengths.tolist(), ends, strict=True) if size > 1]
+            pieces = np.stack([self.line_starts[:-1], self.line_starts[1:]], axis=1)[lengths > 1]
         else:
             pieces = _whole_lines(lengths.tolist(), block_size, documents=break_mode == "complete_doc")
-        starts = ((start, stop) for begin, stop in pieces for start in range(begin, stop, block_size))
-        # begin and end of each example in the text
-        self.bounds = np.array([(start, min(start + block_size, stop)) for start, stop in starts], np.int64)
-
-    def __len__(self) -> int:
-        return len(self.bounds)
+        super().__init__(store, _cut(pieces, block_size), name)
 
     def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
         """``(n, 2)`` tokens of the source, which is always one, and of the target of each example."""
@@ -75,24 +128,6 @@ class BlockDataset:
         previous = self._tokens(start - 1, start) if start else np.array([self.eos])
         return Example(position, torch.from_numpy(previous), torch.from_numpy(self._tokens(start, stop)))
 
-    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> BlockDataset:
-        """The same dataset, if a model has enough positions for its blocks.
-
-        Args:
-            max_source_positions: not used: a source is one token.
-            max_target_positions: longest target; ``None`` for no limit.
-
-        Raises:
-            ConfigError: the model has fewer positions.
-        """
-        longest = int((self.bounds[:, 1] - self.bounds[:, 0]).max())
-        if max_target_positions is not None and longest > max_target_positions:
-            raise ConfigError(
-                f"task.tokens_per_sample makes examples of up to {longest} tokens, but the model has "
-                f"{max_target_positions} positions; lower it, or raise model.max_target_positions"
-            )
-        return self
-
     def report(self) -> list[str]:
         """One sentence about unknown tokens; empty if there are none."""
         return self.store.unknown_note(f"lines of {self.name}", "characters or words")
@@ -105,7 +140,7 @@ class BlockDataset:
         return text[start - self.line_starts[first] : stop - self.line_starts[first]]
 
 
-def _whole_lines(lengths: list[int], size: int, documents: bool) -> list[tuple[int, int]]:
+def _whole_lines(lengths: list[int], size: int, documents: bool) -> NDArray[np.int64]:
     """Blocks of as many whole lines as fit; with ``documents``, empty lines end a block and belong to none."""
     blocks: list[tuple[int, int]] = []
     begin = end = 0
@@ -116,10 +151,12 @@ def _whole_lines(lengths: list[int], size: int, documents: bool) -> list[tuple[i
             begin = end
         end += length
         begin = end if separates else begin
-    return [*blocks, (begin, end)] if end > begin else blocks
+    if end > begin:
+        blocks.append((begin, end))
+    return np.array(blocks, np.int64).reshape(-1, 2)
 
 
-class NoisyTextDataset:
+class NoisyTextDataset(TextDataset):
     """Pieces of raw text, from each of which a denoising objective makes an input and a target.
 
     The documents are concatenated and cut into pieces whose inputs have ``input_length`` tokens, as in the code of
@@ -138,6 +175,8 @@ class NoisyTextDataset:
         DataError: the text has no tokens, or the objective needs more sentinels than the vocabulary has.
     """
 
+    size_key = "task.input_length"
+
     def __init__(
         self,
         store: TokenStore,
@@ -149,18 +188,13 @@ class NoisyTextDataset:
         name: str = "data",
         fixed: bool = False,
     ):
-        self.store, self.objective, self.noise_tokens = store, objective, noise_tokens
-        self.name, self.fixed = name, fixed
-        self.starts, self.stops = _cut_documents(store, objective.raw_length(input_length), concatenate)
-        if len(self.starts) == 0:
-            files = ", ".join(file for file, _ in store.meta.files[:3])
-            raise DataError(f"{name}: {files} has no tokens; give a text with at least one word")
-        sizes, kinds = np.unique(self.stops - self.starts, return_inverse=True)
+        self.objective, self.noise_tokens, self.fixed = objective, noise_tokens, fixed
+        ends: NDArray[np.int64] = store.offsets[[0, -1]] if concatenate else store.offsets
+        documents = np.stack([ends[:-1], ends[1:]], axis=1)
+        super().__init__(store, _cut(documents, objective.raw_length(input_length)), name)
+        sizes, kinds = np.unique(self.bounds[:, 1] - self.bounds[:, 0], return_inverse=True)
         check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(noise_tokens.sentinels))
         self._lengths = np.array([objective.lengths(int(size)) for size in sizes], np.int32)[kinds]
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
     def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
         """``(n, 2)`` maximum tokens of the input and the target of each piece, end-of-sentence included."""
@@ -168,7 +202,7 @@ class NoisyTextDataset:
 
     def text(self, position: int) -> NDArray[np.int64]:
         """``(tokens,)`` the ids of a piece without noise."""
-        return self.store.values[self.starts[position] : self.stops[position]].astype(np.int64)
+        return self.store.values[slice(*self.bounds[position])].astype(np.int64)
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
         """The input and the target of a piece.
@@ -182,41 +216,6 @@ class NoisyTextDataset:
         source, target = self.objective(self.text(position), self.noise_tokens, rng)
         return Example(position, torch.from_numpy(source), torch.from_numpy(target))
 
-    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> NoisyTextDataset:
-        """This dataset, after a check that its examples are within a model's limits.
-
-        Args:
-            max_source_positions: maximum source tokens, end-of-sentence included; ``None`` for no limit.
-            max_target_positions: maximum target tokens, likewise.
-
-        Raises:
-            ConfigError: an input or a target may be longer.
-        """
-        limits = (("source", max_source_positions), ("target", max_target_positions))
-        for longest, (side, limit) in zip(self._lengths.max(0).tolist(), limits, strict=True):
-            if limit is not None and longest > limit:
-                raise ConfigError(
-                    f"task.input_length makes examples of up to {longest} {side} tokens, but the model has only "
-                    f"{limit} positions; set a smaller task.input_length or a model with more positions"
-                )
-        return self
-
     def report(self) -> list[str]:
         """A note with the number of unknown tokens and an example; an empty list if there are none."""
         return self.store.unknown_note(f"documents of {self.name}", "pieces")
-
-
-def _cut_documents(store: TokenStore, size: int, concatenate: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first position of each piece, and the position after its last.
-
-    Documents of 5 and 3 tokens, cut into pieces of 4, give ``0-4 4-8`` if concatenated, otherwise ``0-4 4-5 5-8``.
-    """
-    offsets: NDArray[np.int64] = store.offsets
-    if concatenate:
-        offsets = offsets[[0, -1]]
-    lengths = np.diff(offsets)
-    pieces = -(-lengths // size)  # rounded up
-    document = np.repeat(np.arange(len(lengths)), pieces)
-    number = np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    starts = offsets[document] + number * size
-    return starts, np.minimum(starts + size, offsets[document + 1])

@@ -10,14 +10,13 @@ import shutil
 import signal
 import sys
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +25,18 @@ from seqgen.core.errors import DataError
 from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.system.files import new_folder
-from seqgen.system.processes import end_with
+from seqgen.system.processes import compute_ahead, end_with
 from seqgen.system.reading import open_regular, parse_json, read_bytes
 
 VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
 VERSION = 1
+"""Number of the format, which is part of the name of a store."""
 CHECKSUM_BYTES = 256 << 20
 """Maximum size of a store whose checksums are verified when it is opened. For a larger one only the file sizes are
 verified, because reading everything would delay the start too much."""
 
 
-class DamagedStoreError(Exception):
+class DamagedStoreError(DataError):
     """A store on disk is incomplete or altered."""
 
 
@@ -54,7 +54,6 @@ class StoreMeta:
         unknown_lines: number of lines that contain unknown tokens.
         unknown_examples: index of the first of these lines, from 0.
         skipped: number of lines at the beginning of each file that were not encoded, such as a header.
-        version: number of this format.
     """
 
     dtype: str
@@ -66,21 +65,16 @@ class StoreMeta:
     unknown_lines: int = 0
     unknown_examples: list[int] = field(default_factory=list)
     skipped: int = 0
-    version: int = VERSION
-
-    def to_json(self) -> bytes:
-        """The content of ``meta.json``."""
-        return json.dumps(asdict(self), indent=2).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> StoreMeta:
         """Parse the content of ``meta.json``.
 
         Args:
-            content: what ``to_json`` returned.
+            content: its bytes.
 
         Raises:
-            DamagedStoreError: the content is damaged, or has another format.
+            DamagedStoreError: the content is damaged.
         """
         try:
             meta = cls(**parse_json(content))
@@ -88,8 +82,6 @@ class StoreMeta:
             np.dtype(meta.dtype)
         except (ValueError, TypeError) as error:
             raise DamagedStoreError(f"{META} is damaged: {error}") from None
-        if meta.version != VERSION:
-            raise DamagedStoreError(f"it has format {meta.version}, not {VERSION}")
         return meta
 
 
@@ -112,25 +104,21 @@ class TokenStore:
         self.folder = folder
         try:
             self.meta = StoreMeta.from_json(read_bytes(folder / META))
-            self._verify()
+            dtype = np.dtype(self.meta.dtype)
+            sizes = {VALUES: self.meta.values * dtype.itemsize, OFFSETS: (self.meta.sequences + 1) * 8}
+            for name, size in sizes.items():
+                with open_regular(folder / name) as file:
+                    found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    raise DamagedStoreError(f"{name} has {found} bytes instead of {size}")
         except OSError as error:
             raise DamagedStoreError(f"{error.filename}: {error.strerror}") from None
-        self.values = _map(folder / VALUES, np.dtype(self.meta.dtype))
-        self.offsets = _map(folder / OFFSETS, np.dtype(np.int64))
+        self.values, self.offsets = _map(folder / VALUES, dtype), _map(folder / OFFSETS, np.dtype(np.int64))
+        for name, array in ((VALUES, self.values), (OFFSETS, self.offsets)):
+            if sum(sizes.values()) <= CHECKSUM_BYTES and zlib.crc32(array.data) != self.meta.checksums.get(name):
+                raise DamagedStoreError(f"{name} does not have the checksum that was written")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
             raise DamagedStoreError(f"{OFFSETS} does not match {VALUES}")
-
-    def _verify(self) -> None:
-        sizes = {VALUES: self.meta.values * np.dtype(self.meta.dtype).itemsize, OFFSETS: (self.meta.sequences + 1) * 8}
-        for name, size in sizes.items():
-            with open_regular(self.folder / name) as file:
-                found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise DamagedStoreError(f"{name} has {found} bytes instead of {size}")
-        if sum(sizes.values()) <= CHECKSUM_BYTES:
-            for name in sizes:
-                if _crc32(self.folder / name) != self.meta.checksums.get(name):
-                    raise DamagedStoreError(f"{name} does not have the checksum that was written")
 
     def __len__(self) -> int:
         return self.meta.sequences
@@ -191,39 +179,15 @@ def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.memmap(path, dtype, "r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype)
 
 
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with open_regular(path) as file:
-        while block := file.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
-
-
 MAX_EXAMPLES = 10
 """Number of lines with unknown tokens that a store records."""
 PARALLEL_CHUNKS = 8
 """A text of fewer chunks is encoded without worker processes, since starting them would take longer."""
 
 
-class LineError(Exception):
-    """A ``TokenEncoder`` cannot encode a line; ``build_store`` adds the file and the line's number.
-
-    Args:
-        index: index of the line in the argument of ``encode_lines``, from 0.
-        reason: what is wrong with the line, and what to do.
-    """
-
-    def __init__(self, index: int, reason: str):
-        super().__init__(index, reason)
-        self.index = index
-        self.reason = reason
-
-
 @dataclass
 class TokenEncoder:
     """Encodes lines as a tokenizer's ids, without end-of-sentence; it is sent to worker processes.
-
-    A subclass may read other lines; ``encode_lines`` then raises ``LineError`` for a line that it cannot read.
 
     Attributes:
         tokenizer: the tokenizer.
@@ -236,40 +200,33 @@ class TokenEncoder:
         """The smaller of uint16 and uint32 that can represent all ids."""
         return np.dtype(np.uint16 if len(self.tokenizer.dictionary) <= 1 << 16 else np.uint32)
 
-    @property
-    def unknown(self) -> int:
-        """The id of the unknown token, whose occurrences are counted for reports."""
-        return self.tokenizer.dictionary.unk()
-
     def fingerprint(self) -> str:
-        """A string of everything that ``encode_lines`` depends on."""
+        """A string of everything that ``encode`` depends on."""
         return self.tokenizer.fingerprint()
 
-    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """The ids of each line."""
-        return list(self.tokenizer.encode_lines(lines))
+    def encode(self, chunk: LineChunk) -> list[list[int]]:
+        """The ids of each line.
+
+        Args:
+            chunk: the lines.
+
+        Raises:
+            DataError: a line cannot be read; the message names it.
+        """
+        return self.tokenizer.encode_lines(chunk.decode())
 
 
-@dataclass
-class _Encoded:
-    """The encoded lines of a chunk: flat values, the length of each line, and which lines have unknown tokens."""
-
-    values: NDArray[Any]
-    lengths: NDArray[np.int64]
-    unknown_values: int
-    unknown_lines: NDArray[np.int64]
+_Encoded: TypeAlias = tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
+"""The index of a file, and of a chunk of its lines: flat values, the length of each line, and the index of the line of
+each unknown token."""
 
 
-def _encode(encoder: TokenEncoder, chunk: LineChunk) -> _Encoded:
-    try:
-        rows = encoder.encode_lines(chunk.decode())
-    except LineError as error:
-        raise DataError(f"{chunk.path}, line {chunk.first + error.index}: {error.reason}") from None
+def _encode(encoder: TokenEncoder, file: int, chunk: LineChunk) -> _Encoded:
+    rows = encoder.encode(chunk)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     values = np.fromiter(chain.from_iterable(rows), encoder.dtype, int(lengths.sum()))
-    where = np.flatnonzero(values == encoder.unknown)
-    lines = np.unique(np.searchsorted(np.cumsum(lengths), where, side="right"))
-    return _Encoded(values, lengths, len(where), lines)
+    unknown = np.flatnonzero(values == encoder.tokenizer.dictionary.unk())
+    return file, values, lengths, np.searchsorted(np.cumsum(lengths), unknown, side="right")
 
 
 _encoder: TokenEncoder | None = None
@@ -284,9 +241,9 @@ def _begin_worker(encoder: TokenEncoder, parent: int) -> None:
     end_with(parent)
 
 
-def _encode_in_worker(chunk: LineChunk) -> _Encoded:
+def _encode_in_worker(file_and_chunk: tuple[int, LineChunk]) -> _Encoded:
     assert _encoder is not None
-    return _encode(_encoder, chunk)
+    return _encode(_encoder, *file_and_chunk)
 
 
 def available_cores() -> int:
@@ -300,63 +257,47 @@ Reader = Callable[[Path, int], Iterator[LineChunk]]
 
 def _encode_all(
     files: Sequence[Path], encoder: TokenEncoder, workers: int, chunk_bytes: int, skip_lines: int, read: Reader
-) -> Iterator[tuple[int, _Encoded]]:
-    """Encode files chunk by chunk; yields the index of the file and the encoded chunk, in order of the text."""
+) -> Iterator[_Encoded]:
+    """Encode files chunk by chunk, in order of the text."""
     chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read(path, chunk_bytes))
     if workers <= 1 or sum(path.stat().st_size for path in files) < PARALLEL_CHUNKS * chunk_bytes:
-        for i, chunk in chunks:
-            yield i, _encode(encoder, chunk)
+        yield from (_encode(encoder, i, chunk) for i, chunk in chunks)
         return
     # Forking is fast and needs no importable main module; it is safe because the workers use neither torch nor a GPU.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(encoder, os.getpid()))
-    waiting: deque[tuple[int, Future[_Encoded]]] = deque()
     try:
-        for i, chunk in chunks:
-            waiting.append((i, pool.submit(_encode_in_worker, chunk)))
-            if len(waiting) > 2 * workers:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
+        yield from compute_ahead(pool, _encode_in_worker, chunks, 2 * workers)
     except BrokenProcessPool:
         raise DataError(
             "a process that encodes text was killed, perhaps because memory ran out; use fewer workers (task.workers=1)"
         ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
-class _Writer:
-    """Writes a store's files chunk by chunk."""
+def _write(folder: Path, meta: StoreMeta, chunks: Iterable[_Encoded]) -> None:
+    """Write a store's files chunk by chunk, and what they contain into ``meta``."""
 
-    def __init__(self, folder: Path, files: Sequence[Path], dtype: np.dtype[Any], skipped: int):
-        self.folder = folder
-        names = [(path.name, 0) for path in files]
-        self.meta = StoreMeta(dtype.name, names, checksums={VALUES: 0, OFFSETS: 0}, skipped=skipped)
-
-    def write(self, chunks: Iterator[tuple[int, _Encoded]]) -> None:
-        with open(self.folder / VALUES, "wb") as values, open(self.folder / OFFSETS, "wb") as offsets:
-            self._append(offsets, OFFSETS, np.zeros(1, np.int64))
-            for file, chunk in chunks:
-                ends = self.meta.values + np.cumsum(chunk.lengths)
-                room = MAX_EXAMPLES - len(self.meta.unknown_examples)
-                self.meta.unknown_values += chunk.unknown_values
-                self.meta.unknown_lines += len(chunk.unknown_lines)
-                self.meta.unknown_examples += (chunk.unknown_lines[:room] + self.meta.sequences).tolist()
-                self._append(values, VALUES, chunk.values)
-                self._append(offsets, OFFSETS, ends)
-                self.meta.values += len(chunk.values)
-                self.meta.sequences += len(chunk.lengths)
-                name, lines = self.meta.files[file]
-                self.meta.files[file] = name, lines + len(chunk.lengths)
-        (self.folder / META).write_bytes(self.meta.to_json())
-
-    def _append(self, file: IO[bytes], name: str, array: NDArray[Any]) -> None:
+    def append(file: IO[bytes], name: str, array: NDArray[Any]) -> None:
         content = array.tobytes()
-        self.meta.checksums[name] = zlib.crc32(content, self.meta.checksums[name])
+        meta.checksums[name] = zlib.crc32(content, meta.checksums.get(name, 0))
         file.write(content)
+
+    with open(folder / VALUES, "wb") as values_file, open(folder / OFFSETS, "wb") as offsets_file:
+        append(values_file, VALUES, np.empty(0, meta.dtype))
+        append(offsets_file, OFFSETS, np.zeros(1, np.int64))
+        for file, values, lengths, unknown in chunks:
+            append(values_file, VALUES, values)
+            append(offsets_file, OFFSETS, meta.values + np.cumsum(lengths))
+            lines = np.unique(unknown)
+            room = MAX_EXAMPLES - len(meta.unknown_examples)
+            meta.unknown_examples += (lines[:room] + meta.sequences).tolist()
+            meta.unknown_values += len(unknown)
+            meta.unknown_lines += len(lines)
+            meta.values += len(values)
+            meta.sequences += len(lengths)
+            name, count = meta.files[file]
+            meta.files[file] = name, count + len(lengths)
+    (folder / META).write_text(json.dumps(asdict(meta), indent=2))
 
 
 def build_store(
@@ -400,9 +341,10 @@ def build_store(
         except DamagedStoreError:
             shutil.rmtree(folder, ignore_errors=True)
     with new_folder(folder) as temporary:
-        writer = _Writer(temporary, files, encoder.dtype, skip_lines)
-        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines, read))
-        for path, (_, lines) in zip(files, writer.meta.files, strict=True):
+        meta = StoreMeta(encoder.dtype.name, [(path.name, 0) for path in files], skipped=skip_lines)
+        encoded = _encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines, read)
+        _write(temporary, meta, encoded)
+        for path, (_, lines) in zip(files, meta.files, strict=True):
             if lines == 0:
                 what = "has no lines after its header" if skip_lines else "is empty"
                 raise DataError(f"{path} {what}; give a file with at least one line")

@@ -112,6 +112,8 @@ class Guidance(Composite, Combination):
         scale: 1 gives the conditional distribution ``p``, 0 the unconditional distribution ``q``.
     """
 
+    parts: list[Combination]
+
     def __init__(self, inner: Combination, scale: float):
         self.parts, self.scale = [inner], scale
         self.can_merge = inner.can_merge
@@ -120,22 +122,16 @@ class Guidance(Composite, Combination):
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
         """True if the scale does not raise the scores of a certifiable combination."""
-        return self.inner.certifiable and 0 <= self.scale <= 1
-
-    @property
-    def inner(self) -> Combination:
-        """The combination of each half."""
-        inner: Combination = self.parts[0]
-        return inner
+        return self.parts[0].certifiable and 0 <= self.scale <= 1
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         half = len(lprobs) // 2
-        conditional, unconditional = (combine(self.inner, part, context) for part in (lprobs[:half], lprobs[half:]))
+        conditional, unconditional = (combine(self.parts[0], part, context) for part in (lprobs[:half], lprobs[half:]))
         guided = self.scale * (conditional - unconditional) + unconditional
         return guided.where(conditional.isfinite() & unconditional.isfinite(), conditional)
 
     def attention_weights(self, members: int) -> list[float]:
         """The weights of the conditional half; those of the other half are 0."""
         half = members // 2
-        return [*self.inner.attention_weights(half), *[0.0] * half]
+        return [*self.parts[0].attention_weights(half), *[0.0] * half]

@@ -23,12 +23,14 @@ class RollingSession(Session):
     Args:
         setup: how to decode.
         request: the first sentences.
+
+    Attributes:
+        collected: indices of the sentences whose results were collected since the last call of ``new_results``.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         super().__init__(setup, request)
         self.collected: list[int] = []
-        """Indices of the sentences whose results were collected since the last call of ``new_results``."""
 
     def collect(self, rows: Tensor) -> list[int]:
         """See ``Session.collect``."""
@@ -49,11 +51,6 @@ class RollingSession(Session):
             yield ids[sentence], self.results[sentence]
             self.results[sentence] = []
         self.collected = []
-
-    @property
-    def width(self) -> int:
-        """Number of positions of the encoded sources of the batch."""
-        return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
 @torch.inference_mode()
@@ -107,7 +104,8 @@ def decode_continuously(
         places = len(running.live)
         while running.step():
             taken = len(running.live) - running.num_done
-            if (places - taken) * _SHARE >= places and (batch := waiting(taken, running.width)) is not None:
+            width = max(int(member.encoder_out.encoder_out.size(1)) for member in running.members)
+            if (places - taken) * _SHARE >= places and (batch := waiting(taken, width)) is not None:
                 newcomers = RollingSession(setup, DecodingRequest(batch))
                 if newcomers.step():
                     running.merge(newcomers)

@@ -26,6 +26,8 @@ _NORMALIZES = Requirement(
 LONGEST = 1 << 30
 """Largest limit of the length of an output."""
 
+_BATCHES = SPEED | KEEPS_SCORES | NOT_IN_TRAINING
+
 _LIMITS_LENGTH = Requirement(
     lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; remove one of them"
 )
@@ -196,23 +198,17 @@ class SpeedOptions:
     """Batches, and the dtype of computation."""
 
     max_tokens: int = decoding_key(
-        4096,
-        "maximum source tokens per batch, padding included; see batch_size for wide beams",
-        SPEED | KEEPS_SCORES | NOT_IN_TRAINING,
-        minimum=1,
+        4096, "maximum source tokens per batch, padding included; see batch_size for wide beams", _BATCHES, minimum=1
     )
     batch_size: int = decoding_key(
         64,
         "maximum sentences per batch; with a beam above 16, each counts as beam / 16 sentences",
-        SPEED | KEEPS_SCORES | NOT_IN_TRAINING | SCORES_TARGETS,
+        _BATCHES | SCORES_TARGETS,
         minimum=1,
         other_names=("max_sentences",),
     )
     buffer_size: int = decoding_key(
-        0,
-        "number of input lines read before decoding starts; 0 for 1 on a terminal, else 4096",
-        SPEED | KEEPS_SCORES | NOT_IN_TRAINING,
-        minimum=0,
+        0, "number of input lines read before decoding starts; 0 for 1 on a terminal, else 4096", _BATCHES, minimum=0
     )
     dtype: str = decoding_key(
         "",

@@ -34,8 +34,8 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.building import Resources, apply_keys, build_component, name_key_in_errors
 from seqgen.decoding.combinations import Guidance
-from seqgen.decoding.member_sources import field_of, input_of
-from seqgen.decoding.planned_member import PlannedMember
+from seqgen.decoding.members import PlannedMember, field_of, input_of
+from seqgen.decoding.observers import TopTokens
 from seqgen.decoding.processors import length, tokens, warpers
 from seqgen.decoding.rules import ToolkitRules, rules_named
 from seqgen.decoding.search.constrained import ConstrainedSearch
@@ -43,7 +43,6 @@ from seqgen.decoding.search.sampling import RandomSearch
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import stopping_from_config
-from seqgen.decoding.top_tokens import TopTokens
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES, import_declared
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, apply_switches

@@ -38,7 +38,7 @@ from seqgen.config.values import (
 )
 from seqgen.core.errors import ConfigError, shown
 from seqgen.core.member import MemberSpec
-from seqgen.decoding.member_sources import input_of
+from seqgen.decoding.members import input_of
 from seqgen.decoding.rules import HUGGINGFACE, rules_named
 from seqgen.registry import DECODING_COMPONENTS
 

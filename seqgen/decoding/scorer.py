@@ -17,19 +17,11 @@ from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.member import (
-    INPUT,
-    MemberOutput,
-    ModelOrMember,
-    check_features,
-    check_layers,
-    encode,
-    run_decoder,
-)
+from seqgen.core.member import INPUT, MemberOutput, ModelOrMember, check_features, check_layers, encode, run_decoder
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.setup import BatchStage, Context
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.modules.inspection import Internals, Recording, record_passes
+from seqgen.modules.inspection import Internals, record_passes
 
 
 @dataclass(frozen=True)
@@ -180,12 +172,7 @@ class SequenceScorer:
         return MemberOutput(out.logits, out.attention)
 
     def _step_by_step(
-        self,
-        sample: Batch,
-        source: Source,
-        lprobs: Sequence[Tensor],
-        outputs: Sequence[MemberOutput],
-        attention: Tensor | None,
+        self, sample: Batch, source: Source, lprobs: list[Tensor], outputs: list[MemberOutput], attention: Tensor | None
     ) -> Tensor:
         """Combine the members' scores as in decoding, one position after the other.
 
@@ -216,8 +203,16 @@ class SequenceScorer:
             source_texts=sample.texts,
         )
         combination = begin_component(self.ensemble.combination, sentences)
+        decoder: Any = model.decoder
         total, positional = lprobs[0].new_zeros(count, 1), []
         for step in range(target.size(1)):
+            first, logits = outputs[0].at(step), None
+            if MEMBER_LOGITS in self.needs:
+                logits = [
+                    out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs
+                ]
+            exits = None if first.layers is None else LayerLogits(first.layers, decoder.early_exit)
+            attended = None if attention is None else attention[:, step]
             context = StepContext(
                 step=step,
                 sentences=sentences,
@@ -225,7 +220,7 @@ class SequenceScorer:
                 first_end=0,
                 read_tokens=partial(previous.narrow, 1, 0, 1 + step),
                 scores=total.squeeze(1),
-                outputs=self._outputs_at(step, outputs, attention),
+                outputs=StepOutputs(first.features, attended, logits, exits),
             )
             tokens = target[:, step : step + 1]
             combined = combine(combination, [scores[:, step] for scores in lprobs], context)
@@ -233,16 +228,6 @@ class SequenceScorer:
             total = total + positional[-1]
             combination.advance(Candidates(total, tokens, torch.zeros_like(tokens)))
         return torch.cat(positional, dim=1)
-
-    def _outputs_at(self, step: int, outputs: Sequence[MemberOutput], attention: Tensor | None) -> StepOutputs:
-        """The outputs that the combination needs of one position."""
-        first, logits, exits = outputs[0].at(step), None, None
-        if MEMBER_LOGITS in self.needs:
-            logits = [out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs]
-        if first.layers is not None:
-            decoder: Any = self.ensemble.members[0].model.decoder
-            exits = LayerLogits(first.layers, decoder.early_exit)
-        return StepOutputs(first.features, None if attention is None else attention[:, step], logits, exits)
 
     @torch.inference_mode()
     def features(self, sample: Batch) -> list[Tensor]:
@@ -286,8 +271,14 @@ class SequenceScorer:
                 decoder_input = self._decoder_input(model, sample)
                 with record_passes(model) as recording:
                     model.decoder(decoder_input, encode(model.encoder, source))
+                (decoder,), width = recording.decoder, source.src_tokens.size(1)
+                prompt = decoder.hidden_states[0].size(1) - decoder_input.size(1)  # columns of a prompt
                 for row, length in enumerate(lengths):
-                    found[row].append(_internals_of_row(row, length, recording, source, model, decoder_input))
+                    read = int(source.src_lengths[row])
+                    of_source = slice(width - read, width) if model.left_pad_source else slice(0, read)
+                    of_target = slice(of_source.start if model.continues_source else 0, prompt + length)
+                    encoder = recording.encoder[0].of_row(row, of_source, of_source) if recording.encoder else None
+                    found[row].append(Internals(encoder, decoder.of_row(row, of_target, of_source)))
         return found
 
     def _readers(self, sample: Batch) -> list[tuple[EncoderDecoderModel, Source]]:
@@ -311,16 +302,3 @@ def _targets(sample: Batch) -> tuple[Tensor, Tensor]:
 def _of_tokens(lprobs: Tensor, target: Tensor) -> Tensor:
     """The log-probabilities ``(N, T)`` of the target tokens, on the CPU."""
     return lprobs.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu()
-
-
-def _internals_of_row(
-    row: int, length: int, recording: Recording, source: Source, model: EncoderDecoderModel, decoder_input: Tensor
-) -> Internals:
-    """The record for one target of ``length`` tokens, without padding, on the CPU."""
-    width, read = source.src_tokens.size(1), int(source.src_lengths[row])
-    of_source = slice(width - read, width) if model.left_pad_source else slice(0, read)
-    (decoder,) = recording.decoder
-    before = decoder.hidden_states[0].size(1) - decoder_input.size(1)  # columns of a prompt
-    of_target = slice(of_source.start if model.continues_source else 0, before + length)
-    encoder = recording.encoder[0].of_row(row, of_source, of_source) if recording.encoder else None
-    return Internals(encoder, decoder.of_row(row, of_target, of_source))

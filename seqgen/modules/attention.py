@@ -145,27 +145,20 @@ class StepMemory(NamedTuple):
         Returns:
             ``(B * H, Q, D)``.
         """
-        heads = query.size(0) // self.rows
-        if mask is not None and _is_addend(mask, query):
-            scores = torch.baddbmm(mask.flatten(0, 1), query, self.keys, alpha=scale)
-        else:
-            scores = self._scores(query, scale)
-            if mask is not None:
-                scores = _masked(scores.view(self.rows, heads, *scores.shape[1:]), mask).flatten(0, 1)
-        return torch.bmm(scores.softmax(-1), self.values)
-
-    def _scores(self, query: Tensor, scale: float) -> Tensor:
+        heads, few = query.size(0) // self.rows, (1, query.size(0))
+        # a product with (B * H, Q, D) can add a mask that has one matrix, or one for each row and head
+        adds = mask is not None and mask.dtype == query.dtype != torch.bfloat16 and mask.dim() == 4
+        if mask is not None and adds and mask.size(0) * mask.size(1) in few:
+            return torch.bmm(torch.baddbmm(mask.flatten(0, 1), query, self.keys, alpha=scale).softmax(-1), self.values)
         if query.dtype == torch.bfloat16:
-            return _scores(query if scale == 1 else query * scale, self.keys.transpose(1, 2))
-        if scale == 1:
-            return torch.bmm(query, self.keys)
-        return torch.baddbmm(self.zero, query, self.keys, beta=0, alpha=scale)
-
-
-def _is_addend(mask: Tensor, query: Tensor) -> bool:
-    """True if a product with ``(B * H, Q, D)`` can add the mask: it has one matrix, or one for each row and head."""
-    few = (1, query.size(0))
-    return mask.dtype == query.dtype != torch.bfloat16 and mask.dim() == 4 and mask.size(0) * mask.size(1) in few
+            scores = _scores(query if scale == 1 else query * scale, self.keys.transpose(1, 2))
+        elif scale == 1:
+            scores = torch.bmm(query, self.keys)
+        else:
+            scores = torch.baddbmm(self.zero, query, self.keys, beta=0, alpha=scale)
+        if mask is not None:
+            scores = _masked(scores.view(self.rows, heads, *scores.shape[1:]), mask).flatten(0, 1)
+        return torch.bmm(scores.softmax(-1), self.values)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -264,8 +257,6 @@ def fold_beams(x: Tensor, key_rows: int) -> Tensor:
     rows, length, heads, dim = x.shape
     if rows == key_rows:
         return x.transpose(1, 2)
-    if key_rows == 0 or rows % key_rows:
-        raise ValueError(f"{rows} rows of queries cannot share {key_rows} rows of keys: not a multiple")
     if length == 1:  # without a copy
         return x.view(key_rows, -1, heads, dim).transpose(1, 2)
     # (B * r, Q, H, D) -> (B, r, Q, H, D) -> (B, H, r, Q, D) -> (B, H, r * Q, D)
@@ -322,12 +313,9 @@ def unfold_beams(x: Tensor, rows: int) -> Tensor:
         ``(rows, Q, H * D)``.
     """
     key_rows, heads, queries, dim = x.shape
-    beams = rows // key_rows
-    if beams in (1, queries):  # the queries of a row, or one query of each beam
-        return x.transpose(1, 2).reshape(rows, queries // beams, heads * dim)
-    # (B, H, r * Q, D) -> (B, H, r, Q, D) -> (B, r, Q, H, D) -> (B * r, Q, H * D)
-    grouped = x.view(key_rows, heads, beams, -1, dim).permute(0, 2, 3, 1, 4)
-    return grouped.reshape(rows, queries // beams, heads * dim)
+    if key_rows * queries == rows:  # one query of each beam, without a copy
+        return x.transpose(1, 2).reshape(rows, 1, heads * dim)
+    return unfold_weights(x, rows).transpose(1, 2).reshape(rows, -1, heads * dim)
 
 
 class MultiStepAttention(nn.Module):
@@ -343,6 +331,8 @@ class MultiStepAttention(nn.Module):
     Attributes:
         on_weights: receives the weights of its head, ``(N, 1, T, S)``; see ``MultiheadAttention``.
     """
+
+    encoder_decoder = True
 
     def __init__(self, hidden_size: int, embed_dim: int):
         super().__init__()
@@ -374,15 +364,10 @@ class MultiStepAttention(nn.Module):
             ``(N, T, hidden_size)``, and the weights, ``(N, T, S)`` or ``None``.
         """
         rows = x.shape[0]
-        query = scaled_sum(self.in_projection(x), target_embedding)
-        averages, weights = attend(
-            fold_beams(query.unsqueeze(2), keys.size(0)),
-            keys.unsqueeze(1),
-            values.unsqueeze(1),
-            None if padding_mask is None else ~padding_mask[:, None, None, :],
-            scale=1,
-            need_weights=need_weights or self.on_weights is not None,
-        )
+        query = fold_beams(scaled_sum(self.in_projection(x), target_embedding).unsqueeze(2), keys.size(0))
+        mask = None if padding_mask is None else ~padding_mask[:, None, None, :]
+        needed = need_weights or self.on_weights is not None
+        averages, weights = attend(query, keys.unsqueeze(1), values.unsqueeze(1), mask, scale=1, need_weights=needed)
         if weights is not None:
             weights = unfold_weights(weights, rows)
             if self.on_weights is not None:

@@ -57,15 +57,8 @@ class CachedWeight(nn.Module):
             return self.weight
 
     def _parameters_of_weight(self) -> list[Tensor]:
-        weight = self._parameters.get("weight")
-        if weight is not None:  # every linear layer comes here at every decoding step
-            return [weight]
         parametrizations = self._modules.get("parametrizations")
-        if parametrizations is None:
-            return [self.weight]
-        owner = parametrizations._modules["weight"]
-        assert owner is not None
-        return [parameter for parameter in owner._parameters.values() if parameter is not None]
+        return [self.weight] if parametrizations is None else list(parametrizations.parameters())
 
     def _forget(self) -> None:
         self.__dict__.pop("_kept", None)
@@ -131,32 +124,19 @@ def change_class(module: CachedWeight, kind: type[CachedWeight]) -> None:
 class Stamp:
     """The state of parameters at one time: their identity, memory and version counters.
 
-    It keeps the parameters and their memory alive, so that no new tensor can have the same identity or address.
+    It keeps the parameters and their memory alive, so that no new tensor can have the same identity or address. PyTorch
+    does not count the changes of inference tensors, for which it never holds.
     """
 
     def __init__(self, parameters: list[Tensor]):
-        self.parameters = parameters
-        self.memory = [parameter.detach() for parameter in parameters]
-        self.addresses = [parameter.data_ptr() for parameter in parameters]
-        self.versions = [_version(parameter) for parameter in parameters]
+        self.parameters = [(one, one.detach(), None if one.is_inference() else one._version) for one in parameters]
 
     def holds(self, parameters: list[Tensor]) -> bool:
         """True if ``parameters`` are the same tensors, in the same memory and version."""
-        if len(parameters) != len(self.parameters):
-            return False
-        # A plain loop, since every linear layer calls this at every decoding step.
-        for number, new in enumerate(parameters):
-            version = self.versions[number]
-            if new is not self.parameters[number] or new.data_ptr() != self.addresses[number]:
-                return False
-            if version is None or new._version != version:
-                return False
-        return True
-
-
-def _version(parameter: Tensor) -> int | None:
-    """The number of changes in place that PyTorch counted; ``None`` for inference tensors, where it does not count."""
-    return None if parameter.is_inference() else parameter._version
+        return len(parameters) == len(self.parameters) and all(
+            new is old and new.data_ptr() == memory.data_ptr() and version is not None and new._version == version
+            for new, (old, memory, version) in zip(parameters, self.parameters, strict=True)
+        )
 
 
 class _Kept(dict[str, tuple[Stamp, Any]]):

@@ -243,17 +243,18 @@ def parse_convolutions(key: str, text: str) -> list[ConvolutionSpec]:
     """
     layers = []
     for i, item in enumerate(_parse_list(key, text)):
-        if not isinstance(item, tuple) or len(item) not in (2, 3) or any(type(number) is not int for number in item):
+        if (
+            not isinstance(item, tuple)
+            or len(item) not in (2, 3)
+            or any(type(number) is not int for number in item)
+            or min(item[:2]) < 1
+            or (len(item) == 3 and not 0 <= item[2] <= i + 1)
+        ):
             raise ConfigError(
-                f"{key}: layer {i} is {item!r}, but a layer is (dimension, kernel_width) or "
-                "(dimension, kernel_width, residual), all of them integers"
+                f"{key}: layer {i} is {item!r}, but a layer is (dimension, kernel_width) or (dimension, kernel_width, "
+                f"residual), all of them integers, the first two at least 1 and residual between 0 and {i + 1}"
             )
-        layer = ConvolutionSpec(*item)
-        if layer.channels < 1 or layer.kernel_width < 1:
-            raise ConfigError(f"{key}: layer {i} is {item!r}, but dimension and kernel_width must be at least 1")
-        if not 0 <= layer.residual <= i + 1:
-            raise ConfigError(f"{key}: layer {i} has residual {layer.residual}, which must be between 0 and {i + 1}")
-        layers.append(layer)
+        layers.append(ConvolutionSpec(*item))
     return layers
 
 
@@ -274,10 +275,10 @@ def parse_choices(key: str, text: str, num_layers: int) -> list[bool]:
     if text.strip() in ("True", "False"):
         return [text.strip() == "True"] * num_layers
     choices = _parse_list(key, text)
-    if any(type(choice) is not bool for choice in choices):
-        raise ConfigError(f"{key}: {text!r} must be True, False, or a list of these, one for each layer")
-    if len(choices) != num_layers:
-        raise ConfigError(f"{key}: {text!r} has {len(choices)} entries for {num_layers} layers")
+    if len(choices) != num_layers or any(type(choice) is not bool for choice in choices):
+        raise ConfigError(
+            f"{key}: {text!r} must be True, False or a list of these, one for each of {num_layers} layers"
+        )
     return choices
 
 

@@ -166,11 +166,7 @@ def attention_modules(part: nn.Module) -> tuple[list[Any], list[Any]]:
         Those of self-attention, and those of encoder-decoder attention.
     """
     found = [module for module in part.modules() if isinstance(module, MultiheadAttention | MultiStepAttention)]
-    return [one for one in found if not _reads_source(one)], [one for one in found if _reads_source(one)]
-
-
-def _reads_source(attention: MultiheadAttention | MultiStepAttention) -> bool:
-    return isinstance(attention, MultiStepAttention) or attention.encoder_decoder
+    return [one for one in found if not one.encoder_decoder], [one for one in found if one.encoder_decoder]
 
 
 def _layers_of(part: nn.Module) -> tuple[list[nn.Module], nn.Module] | None:

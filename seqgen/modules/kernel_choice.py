@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,22 +21,10 @@ from seqgen.modules.kernels import PLAIN, Kernel, Multiply, kernels_for
 from seqgen.system.mapped_weights import is_mapped, release_pages
 from seqgen.system.switches import KERNEL_CHOICE
 
-
-class Kind(NamedTuple):
-    """Key of a measurement: the conditions under which it is valid.
-
-    Attributes:
-        names: the kernels.
-        dtype: dtype of the matrix and of the rows.
-        rows: the number of rows that is measured; see ``_MEASURED_ROWS``.
-        threads: the number of threads.
-    """
-
-    names: tuple[str, ...]
-    dtype: torch.dtype
-    rows: int
-    threads: int
-
+Kind: TypeAlias = tuple[tuple[str, ...], torch.dtype, int, int]
+"""Key of a measurement: names of the kernels, dtype of matrix and rows, number of rows (see ``_MEASURED_ROWS``), and
+number of threads.
+"""
 
 TIMES: dict[Kind, dict[str, float]] = {}
 """The measurements of this process: seconds per kernel, keyed by name."""
@@ -54,9 +42,6 @@ _MEASURED_INPUTS = 1024
 
 _ROUNDS = 3
 """Number of times that each kernel is timed, in turn with the others; the shortest time counts."""
-
-_REMEMBERED = 256
-"""Maximum number of input sizes for which a product remembers the kernel."""
 
 ALIKE = 1.1
 """Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
@@ -79,7 +64,7 @@ def time_kernels(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> di
     Returns:
         Seconds per kernel, keyed by name.
     """
-    kind = Kind(tuple(kernel.name for kernel in kernels), dtype, rows, torch.get_num_threads())
+    kind = tuple(kernel.name for kernel in kernels), dtype, rows, torch.get_num_threads()
     if len(kernels) == 1:
         return {kernels[0].name: 0.0}
     if kind not in TIMES:
@@ -123,18 +108,6 @@ def time_calls(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return found
 
 
-def fastest_kernel(kernels: Sequence[Kernel], seconds: Mapping[str, float], arranged: Collection[Any] = ()) -> Kernel:
-    """The fastest kernel; of those that are about equally fast, one whose layout already exists, or else the first.
-
-    Args:
-        kernels: the kernels that were measured.
-        seconds: the time of each by its name.
-        arranged: the ``arrange`` of each layout that is there.
-    """
-    fast = [kernel for kernel in kernels if seconds[kernel.name] <= ALIKE * min(seconds.values())]
-    return min(fast, key=lambda kernel: kernel.arrange not in arranged)
-
-
 class MatrixProduct:
     """The product of rows with one matrix, by the kernel that is fastest for their number.
 
@@ -142,48 +115,45 @@ class MatrixProduct:
     fast, one whose layout is there already is used. Memory that is mapped from a file is then given back.
 
     Args:
-        matrix: gives the matrix ``(out_features, in_features)``.
+        matrix: ``(out_features, in_features)``.
         kernels: the kernels to choose from; the first one is used if nothing is measured.
         parameters: the parameters from which the matrix is computed.
     """
 
-    def __init__(self, matrix: Callable[[], Tensor], kernels: Sequence[Kernel], parameters: Sequence[Tensor] = ()):
+    def __init__(self, matrix: Tensor, kernels: Sequence[Kernel], parameters: Sequence[Tensor] = ()):
         self._matrix, self.kernels = matrix, kernels
         self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
         self._layouts: dict[Callable[[Tensor], Any], Any] = {}
-        self._products: dict[tuple[int, int, bool], tuple[Multiply, Any]] = {}
+        self._products: dict[tuple[int, int], tuple[Multiply, Any]] = {}
 
     def bound(self, x: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The function that maps inputs of the size of ``x`` to ``(..., out_features)``; it adds the bias, if any."""
-        multiply, layout = self._product(x)
+        rows = x.numel() // x.size(-1) if KERNEL_CHOICE.is_on() else 0
+        key = rows and _class_of(rows), torch.get_num_threads()
+        if key not in self._products:
+            self._products[key] = self._arranged(self.choose(rows))
+        multiply, layout = self._products[key]
         if multiply is PLAIN.multiply:
             return partial(F.linear, weight=layout, bias=bias)
         return lambda x: multiply(layout, x, bias)
 
-    def _product(self, x: Tensor) -> tuple[Multiply, Any]:
-        """The function for the size of ``x``, and the layout that it reads."""
-        measures = KERNEL_CHOICE.is_on()
-        key = x.numel(), torch.get_num_threads(), measures
-        found = self._products.get(key)
-        if found is None:
-            if len(self._products) >= _REMEMBERED:
-                self._products.clear()
-            found = self._products[key] = self._arranged(self.choose(x.numel() // x.size(-1) if measures else 0))
-        return found
-
     def choose(self, rows: int) -> Kernel:
-        """The kernel for a number of rows; 0 for the one that is used if nothing is measured."""
+        """The kernel for a number of rows; 0 for the one that is used if nothing is measured.
+
+        Of those that are about equally fast, it is one whose layout already exists, or else the first.
+        """
         if rows == 0:
             return self.kernels[0]
         rows = _class_of(rows)
-        matrix = self._matrix()
-        kernels = [kernel for kernel in self.kernels if kernel.suits(rows, matrix.size(0))]
-        return fastest_kernel(kernels, time_kernels(kernels, matrix.dtype, rows), self._layouts)
+        kernels = [kernel for kernel in self.kernels if kernel.suits(rows, self._matrix.size(0))]
+        seconds = time_kernels(kernels, self._matrix.dtype, rows)
+        fast = [kernel for kernel in kernels if seconds[kernel.name] <= ALIKE * min(seconds.values())]
+        return min(fast, key=lambda kernel: kernel.arrange not in self._layouts)
 
     def _arranged(self, kernel: Kernel) -> tuple[Multiply, Any]:
         """What multiplies, and the layout that it reads."""
         if kernel.arrange not in self._layouts:
-            self._layouts[kernel.arrange] = kernel.arrange(self._matrix())
+            self._layouts[kernel.arrange] = kernel.arrange(self._matrix)
             if kernel is not PLAIN:
                 for parameter in self._mapped:
                     release_pages(parameter)

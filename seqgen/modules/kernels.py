@@ -121,21 +121,14 @@ def largest(rows: Tensor) -> Tensor:
 _ZERO = 128
 
 
-class _OneDNNIntegers(NamedTuple):
-    """A quantized matrix: the integers in oneDNN's layout, and scale and zero point of each output."""
-
-    packed: Any
-    scales: Tensor
-    zeros: Tensor
-
-
-def _onednn_integers(matrix: Tensor) -> _OneDNNIntegers:
+def _onednn_integers(matrix: Tensor) -> tuple[Any, Tensor, Tensor]:
+    """The integers in oneDNN's layout, and scale and zero point of each output."""
     integers, scales = quantized(matrix)
     packed = torch.ops.onednn.qlinear_prepack.default(integers, None)
-    return _OneDNNIntegers(packed, scales, torch.zeros(len(scales), dtype=torch.int32))
+    return packed, scales, torch.zeros(len(scales), dtype=torch.int32)
 
 
-def _onednn_int8(weight: _OneDNNIntegers, x: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn_int8(weight: tuple[Any, Tensor, Tensor], x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by oneDNN, whose operator takes rows that are quantized already."""
     packed, scales, zeros = weight
     rows = x.reshape(-1, x.size(-1))

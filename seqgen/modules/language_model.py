@@ -89,10 +89,7 @@ class ColumnCounter(PositionCounter):
 class LanguageModelDecoder(IncrementalDecoder):
     """A decoder without encoder-decoder attention; a subclass implements ``transform`` and ``output_layer``."""
 
-    flags: ClassVar[Flags] = {
-        "can_roll_back": ("transform",),
-        "can_merge": ("transform",),
-    }
+    flags: ClassVar[Flags] = {"can_roll_back": ("transform",), "can_merge": ("transform",)}
 
     shares_encoder_output = True
     reads_history = False

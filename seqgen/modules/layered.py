@@ -60,6 +60,31 @@ class LayerStack(nn.Module):
         """Further keyword arguments of each layer."""
         return [{}] * len(self.layers)
 
+    def run(
+        self, tokens: Tensor, queries: QueryPositions, *source: Tensor | None, need_weights: bool = False, **shared: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run all layers.
+
+        Args:
+            tokens: ``(N, T)`` int64, the tokens that are computed.
+            queries: their positions.
+            source: the encoder's output and its padding mask, in a decoder with attention to the source.
+            need_weights: whether to return the attention weights.
+            shared: keyword arguments of all layers.
+
+        Returns:
+            The features ``(N, T, C)``, and the last layer's weights over the source, ``(N, T, S)`` or ``None``.
+        """
+        x, options = self.embed(tokens, queries), self.layer_options(queries)
+        weights, last = None, len(self.layers) - 1
+        for index, layer in self.layers.active():
+            mask = self.self_attention_mask(queries, index)
+            if queries.causal:
+                shared["is_causal"] = mask is None
+            needed = need_weights and index == last
+            x, weights = layer(x, *source, attn_mask=mask, need_weights=needed, **shared, **options[index])
+        return self.finish(x), weights
+
     def finish(self, x: Tensor) -> Tensor:
         """The features, given the output of the last layer."""
         features: Tensor = self.dropout(self.layer_norm(x))
@@ -79,10 +104,7 @@ class LayeredEncoder(LayerStack, Encoder):
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
         padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
         queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
-        x, options = self.embed(src_tokens, queries), self.layer_options(queries)
-        for index, layer in self.layers.active():
-            x, _ = layer(x, attn_mask=self.self_attention_mask(queries, index), **options[index])
-        return EncoderOut(self.finish(x), padding_mask)
+        return EncoderOut(self.run(src_tokens, queries)[0], padding_mask)
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -113,23 +135,11 @@ class LayeredDecoder(LayerStack, ProjectedOutput, IncrementalDecoder):
         tokens = prev_output_tokens[:, seen:]
         queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
         encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
-        x, options = self.embed(tokens, queries), self.layer_options(queries)
-        attention, last = None, len(self.layers) - 1
-        for index, layer in self.layers.active():
-            mask = self.self_attention_mask(queries, index)
-            x, attention = layer(
-                x,
-                encoder_out.encoder_out,
-                encoder_out.encoder_padding_mask,
-                mask,
-                encoder_attn_mask=encoder_mask,
-                is_causal=mask is None,
-                incremental_state=incremental_state,
-                need_weights=need_attention and index == last,
-                **options[index],
-            )
+        source = encoder_out.encoder_out, encoder_out.encoder_padding_mask
+        state = {"incremental_state": incremental_state, "encoder_attn_mask": encoder_mask}
+        found = self.run(tokens, queries, *source, need_weights=need_attention, **state)
         self.advance(incremental_state, tokens.size(1))
-        return self.finish(x), attention
+        return found
 
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -35,14 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         ``(..., out_features)``.
     """
-    if not _applies(x, weight):
-        return F.linear(x, weight, bias)
-    out: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)  # type: ignore[no-untyped-call]
-    return out.view(*x.shape[:-1], -1)
-
-
-def _applies(x: Tensor, weight: Tensor) -> bool:
-    return (
+    by_onednn = (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and torch.is_grad_enabled()
@@ -51,6 +43,10 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and TRAINING.uses_onednn()
     )
+    if not by_onednn:
+        return F.linear(x, weight, bias)
+    out: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)  # type: ignore[no-untyped-call]
+    return out.view(*x.shape[:-1], -1)
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -194,7 +190,7 @@ class Projection(CachedWeight):
         matrix = whole.index_select(0, ids)
         bias = None if self.bias is None else self.bias.detach().index_select(0, ids)
         kernels = self._kernels(whole) if self._prepacks(matrix.device) else (PLAIN,)
-        product = MatrixProduct(lambda: matrix, kernels)
+        product = MatrixProduct(matrix, kernels)
         return lambda x: product.bound(x, bias)(x)
 
     def _prepacks(self, device: torch.device) -> bool:
@@ -210,14 +206,8 @@ class Projection(CachedWeight):
 
     def product(self) -> MatrixProduct:
         """The product with the current weight."""
-        method = weakref.WeakMethod(self.matrix)  # the module keeps the product: a cycle would keep both in memory
-
-        def matrix() -> Tensor:
-            bound = method()
-            assert bound is not None
-            return bound().detach()
-
-        return MatrixProduct(matrix, self._kernels(matrix()), self._parameters_of_weight())
+        matrix = self.matrix().detach()
+        return MatrixProduct(matrix, self._kernels(matrix), self._parameters_of_weight())
 
     def _kernels(self, matrix: Tensor) -> Sequence[Kernel]:
         """The kernels to choose from."""

@@ -108,9 +108,8 @@ class QueryPositions:
             segments: the example of each token, if several examples share a row.
         """
         start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
-        return cls(
-            seen, tokens.size(1), tokens.device, True, start_offsets, None if segments is None else segments.target
-        )
+        examples = None if segments is None else segments.target
+        return cls(seen, tokens.size(1), tokens.device, True, start_offsets, examples)
 
     @cached_property
     def allowed(self) -> Tensor | None:
@@ -187,15 +186,10 @@ def start_offsets_of_rows(incremental_state: StateDict | None, rows: int) -> Ten
 
     Returns:
         ``(rows,)`` int64; ``None`` if all are 0, as for a plain dict.
-
-    Raises:
-        ValueError: ``rows`` is not a multiple of the number of sentences.
     """
     if not isinstance(incremental_state, IncrementalState) or not incremental_state.has_start_offsets:
         return None
     start_offsets = incremental_state.start_offsets
-    if rows % start_offsets.numel():
-        raise ValueError(f"{rows} rows are not a multiple of {start_offsets.numel()} sentences")
     return start_offsets.repeat_interleave(rows // start_offsets.numel())
 
 

@@ -53,6 +53,19 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     return IndirectionCache(shared, stays=incremental_state.beam_indirection is True)
 
 
+def _of_caches(method: str) -> Callable[..., ModuleState]:
+    """The change of a module state that a method of each of its caches makes."""
+
+    def change(self: StatefulModule, module_state: ModuleState, *arguments: Any, **named: Any) -> ModuleState:
+        changed = {}
+        for name, cache in module_state.items():
+            new = getattr(cache, method)(*arguments, **named)
+            changed[name] = new if new is cache else check_returned(cache, method, new, KeyValueCache)
+        return changed
+
+    return change
+
+
 class MultiheadAttention(StatefulModule):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
@@ -76,8 +89,8 @@ class MultiheadAttention(StatefulModule):
             features of a dimension; in self-attention.
 
     Raises:
-        ValueError: ``num_heads`` does not divide ``embed_dim`` without a ``head_dim``, or ``kv_heads`` does not divide
-            ``num_heads``.
+        ConfigError: ``num_heads`` does not divide ``embed_dim`` without a ``head_dim``.
+        ValueError: ``kv_heads`` does not divide ``num_heads``.
 
     Attributes:
         cache: a class derived from ``KeyValueCache``, or another callable that returns an empty cache, for all search
@@ -109,7 +122,7 @@ class MultiheadAttention(StatefulModule):
     ):
         super().__init__()
         if head_dim is None and embed_dim % num_heads:
-            raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
+            raise ConfigError(f"the hidden size {embed_dim} is not a multiple of the {num_heads} attention heads")
         if num_heads % (kv_heads or num_heads):
             raise ValueError(f"num_heads={num_heads} is not a multiple of kv_heads={kv_heads}")
         self.embed_dim = embed_dim
@@ -240,8 +253,6 @@ class MultiheadAttention(StatefulModule):
         cache = self._cache_in(incremental_state)
         if cache is not None:
             return q, cache
-        if encoder_out is None:
-            raise ValueError("encoder-decoder attention needs the encoder's output at its first step")
         return q, self._appended(self.encoder_keys(encoder_out, padding_mask), rows, incremental_state)
 
     def _steps(self, query: Tensor, rotation: Rotation | None, need_weights: bool) -> bool:
@@ -255,12 +266,7 @@ class MultiheadAttention(StatefulModule):
         )
 
     def _step(
-        self,
-        query: Tensor,
-        cache: KeyValueCache,
-        memory: StepMemory,
-        attn_mask: Tensor | None,
-        incremental_state: Any,
+        self, query: Tensor, cache: KeyValueCache, memory: StepMemory, attn_mask: Tensor | None, incremental_state: Any
     ) -> Tensor:
         """Attend from one position of each row, ``(N, 1, embed_dim)``; the beams of a sentence may share a memory."""
         rows, heads, dim, shared = query.size(0), self.num_heads, self.head_dim, memory.rows
@@ -298,7 +304,7 @@ class MultiheadAttention(StatefulModule):
         q, k = self.q_norm(q), self.k_norm(k)
         return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
 
-    def encoder_keys(self, encoder_out: Tensor, padding_mask: Tensor | None) -> KeysAndValues:
+    def encoder_keys(self, encoder_out: Tensor | None, padding_mask: Tensor | None) -> KeysAndValues:
         """Project the encoder's output to the keys and values of encoder-decoder attention.
 
         Args:
@@ -307,7 +313,12 @@ class MultiheadAttention(StatefulModule):
 
         Returns:
             Keys and values ``(B, G, S, D)``, where ``G`` is ``kv_heads``.
+
+        Raises:
+            ValueError: there is no output.
         """
+        if encoder_out is None:
+            raise ValueError("encoder-decoder attention needs the encoder's output at its first step")
         # (B, S, 2 * G * D) -> (B, S, 2, G, D) -> two of (B, G, S, D)
         kv = self.kv_proj(encoder_out).view(*encoder_out.shape[:2], 2, self.kv_heads, self.head_dim)
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -342,39 +353,14 @@ class MultiheadAttention(StatefulModule):
         cache: KeyValueCache | None = None if module_state is None else module_state["cache"]
         return cache
 
-    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
-        """Reorder rows; see ``KeyValueCache``."""
-        return _changed(module_state, "reorder", new_order)
-
-    def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
-        """Reorder rows within each sentence; see ``KeyValueCache``."""
-        return _changed(module_state, "reorder_beams", parents)
-
-    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
-        """Keep the rows of some sentences; see ``KeyValueCache``."""
-        return _changed(module_state, "select", keep, beam_size)
-
-    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Remove the last positions; see ``KeyValueCache.roll_back``."""
-        return _changed(module_state, "roll_back", positions)
-
-    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Remove the first positions; see ``KeyValueCache.crop``."""
-        return _changed(module_state, "crop", positions)
+    # Each verb of the module state calls that of its caches; see KeyValueCache.
+    reorder_state, reorder_state_beams = _of_caches("reorder"), _of_caches("reorder_beams")
+    select_state, roll_back_state, crop_state = _of_caches("select"), _of_caches("roll_back"), _of_caches("crop")
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""
         pairs = {name: (cache, other[name]) for name, cache in module_state.items()}
         return {name: check_returned(one, "merge", one.merge(two), KeyValueCache) for name, (one, two) in pairs.items()}
-
-
-def _changed(module_state: ModuleState, method: str, *arguments: Any) -> ModuleState:
-    """The caches that a method of each cache returns."""
-    changed = {}
-    for name, cache in module_state.items():
-        new = getattr(cache, method)(*arguments)
-        changed[name] = new if new is cache else check_returned(cache, method, new, KeyValueCache)
-    return changed
 
 
 class MergedAttention(MultiheadAttention):
@@ -403,7 +389,7 @@ class MergedAttention(MultiheadAttention):
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
         return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
 
-    def encoder_keys(self, encoder_out: Tensor, padding_mask: Tensor | None) -> KeysAndValues:
+    def encoder_keys(self, encoder_out: Tensor | None, padding_mask: Tensor | None) -> KeysAndValues:
         """See ``MultiheadAttention.encoder_keys``."""
         keys, values, _ = super().encoder_keys(encoder_out, padding_mask)
         return KeysAndValues(self.k_norm(keys), values, padding_mask)
@@ -417,8 +403,6 @@ class MergedAttention(MultiheadAttention):
         encoder_out, padding_mask, encoder_attn_mask = source
         state = self.get_state(incremental_state)
         if state is None:
-            if encoder_out is None:
-                raise ValueError("merged attention needs the encoder's output at its first step")
             of_source = self.encoder_keys(encoder_out, padding_mask)
             if incremental_state is None:
                 return q, MergedKeys(new, of_source, encoder_attn_mask)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqgen.modules.masks import QueryPositions, segment_positions
+from seqgen.modules.masks import QueryPositions
 from seqgen.modules.step_plan import active_plan
 from seqgen.system.switches import INPUT_CHOICES
 
@@ -23,24 +23,18 @@ _BLOCK = 64
 class Positions(nn.Module):
     """Position embeddings from a table ``weight`` with one row for each number.
 
-    Tokens are numbered from ``padding_idx + 1``. Padding has the number ``padding_idx``, whose row is zero; rows before
-    it are not used.
+    Tokens are numbered from ``padding_idx + 1``; rows before that are not used.
 
     Args:
         num_rows: rows of the table.
         embedding_dim: dimension of the embeddings.
         padding_idx: number of padding positions; -1 if the first token has number 0 and padding has no row.
-
-    Raises:
-        ValueError: the table has no row for a token.
     """
 
     weight: Tensor
 
     def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int):
         super().__init__()
-        if num_rows < padding_idx + 2:
-            raise ValueError(f"a table of {num_rows} positions is too small for padding_idx={padding_idx}")
         self.num_rows = num_rows
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
@@ -50,84 +44,35 @@ class Positions(nn.Module):
         """The largest number of tokens: 1,022 for a table of 1,024 rows with ``padding_idx`` 1."""
         return self.num_rows - self.padding_idx - 1
 
-    def of_source(self, length: int, padding_mask: Tensor | None) -> Tensor:
-        """The embeddings of source positions; padding on either side is not counted.
+    def forward(self, queries: QueryPositions) -> Tensor:
+        """The embeddings of some positions; padding on either side is not counted, and each example counts from 0.
 
         Args:
-            length: number of tokens of each row, padding included.
-            padding_mask: ``(N, length)`` bool, true at padding; ``None`` if there is no padding.
+            queries: the positions.
 
         Returns:
-            ``(N, length, C)``, or ``(1, length, C)`` without padding.
+            ``(1 or N, new, C)``; undefined at padding.
 
         Raises:
-            ValueError: a source is longer than ``max_positions``.
+            ValueError: a source or target is longer than ``max_positions``.
         """
-        if padding_mask is None:
-            return self._range(length, 0, "source")
+        first, end = self.padding_idx + 1, queries.seen + queries.new
+        if queries.segments is None and queries.padding_mask is None and queries.start_offsets is None:
+            self._check(end, queries)
+            return self.weight[first + queries.seen : first + end].unsqueeze(0)
+        positions = queries.positions
+        if queries.start_offsets is None and end > self.max_positions:
+            self._check(int(positions.max()) + 1, queries)
+        # With start offsets, positions beyond the table occur only in sentences that are done.
+        return F.embedding(positions.clamp(max=self.max_positions - 1) + first, self.weight)
+
+    def _check(self, length: int, queries: QueryPositions) -> None:
         if length > self.max_positions:
-            self._check(int((~padding_mask).sum(1).max()), "source")
-        # padding, a, b -> 1, 2, 3 where padding_idx is 1, and 0, 0, 1 where it is -1
-        tokens = (~padding_mask).long()
-        numbers = tokens.cumsum(1) * tokens + self.padding_idx
-        if self.padding_idx < 0:
-            return F.embedding(numbers.clamp(min=0), self.weight)
-        return F.embedding(numbers, self.weight, self.padding_idx)
-
-    def of_segments(self, segments: Tensor, what: str) -> Tensor:
-        """The embeddings for rows of several examples; positions count from the first token of each example.
-
-        Args:
-            segments: ``(N, L)`` int64, the example of each token.
-            what: ``source`` or ``target``, for messages.
-
-        Returns:
-            ``(N, L, C)``.
-
-        Raises:
-            ValueError: an example is longer than ``max_positions``.
-        """
-        positions = segment_positions(segments)
-        self._check(int(positions.max()) + 1, what)
-        return F.embedding(positions + self.padding_idx + 1, self.weight)
-
-    def of_target(self, seen: int, new: int, start_offsets: Tensor | None = None) -> Tensor:
-        """The embeddings of new target positions.
-
-        Args:
-            seen: number of positions seen before.
-            new: number of new positions.
-            start_offsets: ``(N,)`` int64, the step at which each row entered the batch; its positions count from there.
-                ``None`` if all are 0.
-
-        Returns:
-            ``(1, new, C)``, or ``(N, new, C)`` with ``start_offsets``.
-
-        Raises:
-            ValueError: without ``start_offsets``, the target is longer than ``max_positions``.
-        """
-        if start_offsets is None:
-            return self._range(new, seen, "target")
-        steps = torch.arange(seen, seen + new, device=start_offsets.device)
-        # Positions before the start are masked; positions beyond the table occur only in sentences that are done.
-        numbers = (steps - start_offsets.unsqueeze(1)).clamp(min=0, max=self.max_positions - 1)
-        return F.embedding(numbers + self.padding_idx + 1, self.weight)
-
-    def _range(self, count: int, first: int, what: str) -> Tensor:
-        self._check(first + count, what)
-        begin = self.padding_idx + 1 + first
-        return self.weight[begin : begin + count].unsqueeze(0)
-
-    def _check(self, length: int, what: str) -> None:
-        if length > self.max_positions:
+            what = "target" if queries.causal else "source"
             raise ValueError(
                 f"a {what} of {length} tokens is longer than the {self.max_positions} positions of the model; "
                 f"truncate it, or build the model with a larger max_{what}_positions"
             )
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(model)``."""
-        return f"{self.num_rows}, {self.embedding_dim}, padding_idx={self.padding_idx}"
 
 
 class LearnedPositions(Positions):
@@ -185,10 +130,7 @@ class SinusoidalPositions(Positions):
         half = self.embedding_dim // 2
         frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
         angles = torch.arange(self.num_rows, dtype=torch.float32).unsqueeze(1) * frequencies
-        table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, self.embedding_dim % 2))
-        if self.padding_idx >= 0:
-            table[self.padding_idx] = 0
-        return table
+        return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, self.embedding_dim % 2))
 
 
 class RelativePositionBias(nn.Module):
@@ -255,10 +197,6 @@ class RelativePositionBias(nn.Module):
         """The bias of each distance: ``(H, *distances.shape)``."""
         buckets = self.buckets[distances.clamp(-self.max_distance, self.max_distance) + self.max_distance]
         return F.embedding(buckets, self.weight).movedim(-1, 0)
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(model)``."""
-        return f"num_buckets={self.weight.size(0)}, num_heads={self.weight.size(1)}, max_distance={self.max_distance}"
 
 
 def relative_position_bucket(distances: Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
@@ -366,7 +304,3 @@ class RotaryPositions(nn.Module):
         angles = queries.positions.unsqueeze(-1).float() * (1.0 / self.base**exponents / self.factor)
         cos, sin = (table.to(like.dtype).unsqueeze(2) for table in (angles.cos(), angles.sin()))
         return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(model)``."""
-        return f"{self.head_dim}, base={self.base}"

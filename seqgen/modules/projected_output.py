@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seqgen.core.decoder import Decoder
+from seqgen.modules.linear import Linear
 
 
 class ProjectedOutput(Decoder):
@@ -37,3 +38,22 @@ class ProjectedOutput(Decoder):
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """The features, the weight and the bias of the projection; see ``Decoder.output_product``."""
         return self.projected_features(features), self.output_projection.matrix(), self.output_projection.bias
+
+
+def make_output_projection(embed_tokens: nn.Embedding, tied: bool, std: float, bias: bool = False) -> Linear:
+    """A projection of features onto the vocabulary.
+
+    Args:
+        embed_tokens: the embedding of the vocabulary, whose dimension is that of the features.
+        tied: whether its weight is that of the projection.
+        std: standard deviation of the initial weights if not.
+        bias: whether to add a bias, first 0.
+    """
+    projection = Linear(embed_tokens.embedding_dim, embed_tokens.num_embeddings, bias=bias)
+    if bias:
+        nn.init.zeros_(projection.bias)
+    if tied:
+        projection.weight = embed_tokens.weight
+    else:
+        nn.init.normal_(projection.weight, std=std)
+    return projection

@@ -61,10 +61,6 @@ class RMSNorm(PlannedModule):
             return normalized
         return F.rms_norm(x, self.weight.shape, factor, self.eps)
 
-    def extra_repr(self) -> str:
-        """The size, for ``print(model)``."""
-        return f"{self.weight.numel()}, eps={self.eps}"
-
 
 class _RMSNorm(torch.autograd.Function):
     """RMSNorm with a backward pass that takes half the time of PyTorch's on a CPU.

@@ -15,12 +15,9 @@ from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_accurate": partial(F.gelu, approximate="tanh"),  # fairseq's name of GPT-2's activation
-    "gelu_fast": partial(F.gelu, approximate="tanh"),  # its former name
-    "swish": F.silu,
-    "tanh": F.tanh,
+    **{"relu": F.relu, "gelu": F.gelu, "swish": F.silu, "tanh": F.tanh},
+    # fairseq's name of GPT-2's activation, and its former name
+    **dict.fromkeys(("gelu_accurate", "gelu_fast"), partial(F.gelu, approximate="tanh")),
 }
 """The activation functions of feed-forward layers, by the name that keys have for them."""
 
@@ -73,12 +70,8 @@ class AttentionLayer(nn.Module):
         Returns:
             ``(N, T, C)``, undefined at padding, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
         """
-        attended, weights = self.self_attn(
-            self.self_attn_layer_norm(x) if self.normalize_before else x,
-            attn_mask=attn_mask,
-            incremental_state=incremental_state,
-            **of_self,
-        )
+        inputs = self.self_attn_layer_norm(x) if self.normalize_before else x
+        attended, weights = self.self_attn(inputs, attn_mask=attn_mask, incremental_state=incremental_state, **of_self)
         x = self._after("self_attn", x, attended)
         if self.has_encoder_attn:
             attended, weights = self.encoder_attn(

@@ -130,19 +130,10 @@ def run_lock(folder: Path, key: str = "run_dir") -> Iterator[None]:
         try:
             portalocker.lock(file, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
         except portalocker.LockException:
-            file.seek(0)
-            holder = file.read().strip()
             raise CheckpointError(
-                f"{folder}: in use by another process{f' ({holder})' if holder else ''}; wait for it, or choose "
-                f"another {key}"
+                f"{folder}: in use by another process; wait for it, or choose another {key}"
             ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+        yield
 
 
 def sync(path: Path) -> None:

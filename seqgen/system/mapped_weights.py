@@ -66,8 +66,7 @@ class MappedFile:
         parameter.data = tensor
         return True
 
-    @property
-    def in_use(self) -> bool:
+    def is_used(self) -> bool:
         """True if a parameter still has its values in the file; false after a conversion, for example."""
         found = ((address, user()) for address, user in self._users.items())
         return any(parameter is not None and parameter.data_ptr() == address for address, parameter in found)
@@ -89,7 +88,7 @@ def check_unchanged(model: nn.Module) -> None:
             now = version_of(file.path)
         except OSError:
             continue
-        if now != file.version and now[:2] == file.version[:2] and file.in_use:
+        if now != file.version and now[:2] == file.version[:2] and file.is_used():
             raise CheckpointError(
                 f"the content of {file.path} was changed while a model with its weights was in use; load the model "
                 "again; to replace such a file, rename a new file to its name, or set common.map_weights=false"

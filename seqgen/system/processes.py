@@ -1,4 +1,4 @@
-"""Processes that end when their parent ends, and the signals that ask a command to stop."""
+"""Processes that end when their parent ends, pools of workers, and the signals that ask a command to stop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from itertools import islice
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _PR_SET_PDEATHSIG = 1
 """Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""
@@ -32,6 +39,29 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def compute_ahead(pool: Executor, call: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+    """Call a function with each item in a pool of workers, which ends with the iteration, also by an exception.
+
+    Args:
+        pool: the workers.
+        call: the function.
+        items: its arguments.
+        count: number of results that are computed in advance.
+
+    Yields:
+        The results, in the order of the items.
+    """
+    left = iter(items)
+    try:
+        waiting = deque(pool.submit(call, item) for item in islice(left, count))
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(call, item) for item in islice(left, 1))
+            yield result
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 HANGUP: int = getattr(signal, "SIGHUP", 0)

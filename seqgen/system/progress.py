@@ -38,23 +38,13 @@ class LineProgress:
         failed: those of them without an answer.
         interval: seconds between two lines of text where there is no terminal; 0 for none.
         log: prints a line.
-        terminal: whether standard error is a terminal, which shows a bar.
     """
 
-    def __init__(
-        self,
-        total: int | None,
-        done: int,
-        failed: int,
-        interval: float,
-        log: Callable[[str], None],
-        terminal: bool | None = None,
-    ):
+    def __init__(self, total: int | None, done: int, failed: int, interval: float, log: Callable[[str], None]):
         self.total, self.before, self.done, self.failed = total, done, done, failed
         self.start = self.last = time.monotonic()
         self.interval, self.log = interval, log
-        show = sys.stderr.isatty() if terminal is None else terminal
-        self.bar = self._begin_bar() if show else None
+        self.bar = self._begin_bar() if sys.stderr.isatty() else None
 
     def _begin_bar(self) -> Any:
         from rich.console import Console  # not for commands whose output goes into a file or pipe
@@ -101,4 +91,3 @@ class LineProgress:
         """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
-            self.bar = None

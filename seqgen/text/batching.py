@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seqgen.core.structures import Batch
 from seqgen.text.input_line import InputLine
-from seqgen.text.languages import TextModel, tokens_of
+from seqgen.text.languages import LanguageReader
+from seqgen.text.members import TextModel
 
 SENTENCE_SCORES = 2**20
 """Scores of a decoding step (beam times vocabulary) up to which a sentence counts as one sentence of a batch.
@@ -30,6 +31,7 @@ class Batcher:
 
     Attributes:
         models: the models that read the source.
+        languages: gives batches the tokens of languages.
         batch_size: most sentences of a batch.
         max_tokens: most source tokens of a batch, padding included.
         beam: beams of each sentence.
@@ -39,6 +41,7 @@ class Batcher:
     """
 
     models: Sequence[TextModel]
+    languages: LanguageReader
     batch_size: int
     max_tokens: int
     beam: int
@@ -97,15 +100,26 @@ class Batcher:
             rows: the lines, each with the ids ``(T,)`` of its target or ``None``.
             models: the first of the models, if not all of them read the batch.
         """
-        batches = [
-            model.task.collate([(line.number, line.sources[i], target) for line, target in rows], model.model)
-            for i, model in enumerate(models or self.models)
-        ]
-        batch = replace(
-            batches[0],
-            member_sources=[other.source for other in batches] if len(batches) > 1 else None,
-            texts=[line.text for line, _ in rows],
-            first_tokens=tokens_of([line.first_token for line, _ in rows]),
-            start_tokens=tokens_of([line.start_token for line, _ in rows]),
-        )
-        return batch.to(self.device)
+        return collate(rows, models or self.models, self.languages).to(self.device)
+
+
+def collate(
+    rows: Sequence[tuple[InputLine, Tensor | None]], models: Sequence[TextModel], languages: LanguageReader
+) -> Batch:
+    """Collate lines.
+
+    Args:
+        rows: the lines, each with the ids ``(T,)`` of its target or ``None``.
+        models: the models that read the batch.
+        languages: gives it the tokens of languages.
+    """
+    batches = [
+        model.task.collate([(line.number, line.sources[i], target) for line, target in rows], model.model)
+        for i, model in enumerate(models)
+    ]
+    return replace(
+        batches[0],
+        member_sources=[other.source for other in batches] if len(batches) > 1 else None,
+        texts=[line.text for line, _ in rows],
+        **languages.batch_tokens([line.languages for line, _ in rows]),
+    )

@@ -17,11 +17,11 @@ from seqgen.core.component import Component, Phrase
 from seqgen.core.contract import check_returned
 from seqgen.core.errors import DataError
 from seqgen.core.member import EMPTY
-from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.decoding.building import Resources, build_component
-from seqgen.decoding.member_sources import field_of
+from seqgen.decoding.members import field_of
 from seqgen.registry import MEMBER_SOURCES
-from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
+from seqgen.text.languages import LanguageReader, LineLanguages, encode_source
+from seqgen.text.members import TextModel
 from seqgen.text.results import TextHypothesis, Translation
 
 UNKNOWN = "the model reads an unknown token in place of text that is not in its vocabulary: "
@@ -38,13 +38,10 @@ class InputLine:
         text: the line without languages and phrases.
         sources: for each model ``(S,)`` int64 source ids, end-of-sentence included; no tensors for an empty line.
         member_sources: the text that each member reads.
-        constraints: the phrases that the output must contain.
-        phrases: these phrases, each as its alternatives in target ids.
-        demanded: the phrases as text, each as its alternatives, before they are encoded.
+        demanded: the phrases that the output must contain, each as its alternatives.
+        phrases: the same in target ids.
         prefix: the text with which the output begins.
         prefix_tokens: its target ids.
-        first_token: the token of the target language, if the output begins with it.
-        start_token: the token of the target language, if it is the start token of the decoder.
         languages: the languages of the line.
         notes: messages for the user about the input.
         ends_line: false for a part of a line that is not its last one.
@@ -55,13 +52,10 @@ class InputLine:
     text: str
     sources: Sequence[Tensor] = ()
     member_sources: Sequence[str] = ()
-    constraints: Sequence[str] = ()
-    phrases: Sequence[Phrase] = ()
     demanded: Sequence[Sequence[str]] = ()
+    phrases: Sequence[Phrase] = ()
     prefix: str = ""
     prefix_tokens: Sequence[int] = ()
-    first_token: int | None = None
-    start_token: int | None = None
     languages: LineLanguages = LineLanguages()
     notes: Sequence[str] = ()
     ends_line: bool = True
@@ -97,13 +91,14 @@ class InputLine:
             hypotheses: its hypotheses, best first.
             notes: messages for the user about the output.
         """
+        phrases = self.demanded if self.phrases else ()
         return Translation(
             id=self.number,
             source=self.text,
             source_tokens=self.sources[0] if self.sources else torch.empty(0, dtype=torch.int64),
             hypotheses=list(hypotheses),
             notes=[*self.notes, *notes],
-            constraints=list(self.constraints),
+            constraints=["|".join(text.replace("|", r"\|") for text in phrase) for phrase in phrases],
             prefix=self.prefix,
             member_sources=list(self.member_sources),
         )
@@ -215,9 +210,8 @@ class InputEncoder:
         check_text(prefix, f"the prefix of line {number + 1}")
         rest, languages = self.languages.read(number, line) if line.strip() else (line, LineLanguages())
         text, *phrases = rest.split("\t") if self.cfg.constraints else [rest]
-        return InputLine(
-            number, text, prefix=prefix, languages=languages, demanded=list(map(split_alternatives, phrases))
-        )
+        demanded = list(map(split_alternatives, phrases))
+        return InputLine(number, text, prefix=prefix, languages=languages, demanded=demanded)
 
     def encode(self, line: InputLine) -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
@@ -233,13 +227,15 @@ class InputEncoder:
             unused = " and ".join(name for name, value in given if value)
             further = f"; its {unused} had no effect" if unused else ""
             return replace(line, notes=[f"the line is empty, and so is its output{further}"])
-        read = self._with_sources(self.read_line(line))
-        if not read.sources:
+        read, notes = self.read_line(line), list[str]()
+        sources, texts = self._read_sources(read, notes)
+        read = replace(read, member_sources=texts, notes=notes)
+        if len(sources) < len(self.models):
             return replace(read, extras={})
-        roles = (TargetLanguage.FIRST, TargetLanguage.START)
-        first, start = (self.languages.target_token(read.languages, role) for role in roles)
-        read = replace(read, first_token=first, start_token=start)
-        return self._with_prefix(self._with_phrases(read, read.demanded) if read.demanded else read)
+        longest = self.longest_output(sources)
+        demanded, phrases = self._encode_phrases(read.demanded, longest + 2, notes)
+        prefix_tokens = self._encode_prefix(read, longest, notes) if read.prefix else ()
+        return replace(read, sources=sources, demanded=demanded, phrases=phrases, prefix_tokens=prefix_tokens)
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.
@@ -249,22 +245,23 @@ class InputEncoder:
         """
         lengths = tuple(map(len, sources))
         if lengths not in self._longest:
-            rooms = [_room(*pair) for pair in zip(self.members, sources, strict=False)]
+            rooms = [output_room(*pair) for pair in zip(self.members, sources, strict=False)]
             longest = int(self.last_steps(torch.tensor(lengths[:1]))[0])
             self._longest[lengths] = min([longest, *(room - 1 for room in rooms if room is not None)])
         return self._longest[lengths]
 
-    def _with_sources(self, line: InputLine) -> InputLine:
-        """The line with its source ids for each model; without ids if a prompt leaves no room for an output."""
-        text, notes, sources, texts = line.text, self._notes_on_text(line.text), list[Tensor](), list[str]()
+    def _read_sources(self, line: InputLine, notes: list[str]) -> tuple[list[Tensor], list[str]]:
+        """The source ids for each model, fewer if a prompt leaves no room for an output; what each member reads."""
+        self._note_text(line.text, notes)
+        sources, texts = list[Tensor](), list[str]()
         for index, model in enumerate(self.models):
-            read = source_text(self.sources[index], text, line.number) if index < len(self.sources) else text
+            read = source_text(self.sources[index], line.text, line.number) if index < len(self.sources) else line.text
             ids, longest = encode_source(model.task, read, line.languages), model.model.max_positions()[0]
-            if (room := _room(model, ids)) is not None and room < 1:
+            if (room := output_room(model, ids)) is not None and room < 1:
                 notes.append(
                     f"the prompt has {len(ids)} tokens and the model {longest} positions, so the output is empty"
                 )
-                return replace(line, notes=notes, member_sources=texts)
+                break
             words = model.task.source_dictionary
             if words.pad() != words.eos() and words.pad() in ids:
                 notes.append(f"the source contains padding (id {words.pad()}), which the model does not attend to")
@@ -274,11 +271,11 @@ class InputEncoder:
                 ids = torch.cat([ids[: longest - tail], ids[len(ids) - tail :]])
             sources.append(ids)
             texts += [read] if index < len(self.members) else []
-        return replace(line, sources=sources, member_sources=texts, notes=notes)
+        return sources, texts
 
-    def _notes_on_text(self, text: str) -> list[str]:
-        """Notes on a tab, a carriage return, and characters that are not in the vocabulary."""
-        notes, tokenizer = [], self.task.source_tokenizer
+    def _note_text(self, text: str, notes: list[str]) -> None:
+        """Note a tab, a carriage return, and characters that are not in the vocabulary."""
+        tokenizer = self.task.source_tokenizer
         if "\t" in text and not self.cfg.member_sources:
             notes.append(
                 "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
@@ -287,18 +284,17 @@ class InputEncoder:
         if text.endswith("\r") and tokenizer.encode(text) != tokenizer.encode(text[:-1]):
             notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
         if unknown := tokenizer.unknown(text):
-            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
-            notes.append(UNKNOWN + shown)
-        return notes
+            notes.append(UNKNOWN + " ".join(dict.fromkeys(unknown[:100]))[:60])
 
-    def _with_phrases(self, line: InputLine, phrases: Sequence[Sequence[str]]) -> InputLine:
-        """The line with the ids of its phrases; alternatives with tokens outside the vocabulary are left out.
+    def _encode_phrases(
+        self, phrases: Sequence[Sequence[str]], too_many: int, notes: list[str]
+    ) -> tuple[list[Sequence[str]], list[Phrase]]:
+        """Phrases and their ids; alternatives with tokens outside the vocabulary are left out.
 
-        Of a phrase that no output has room for, only so many tokens are returned that this stays so; likewise of equal
+        Of a phrase of ``too_many`` tokens, for which no output has room, only so many are returned; likewise of equal
         phrases.
         """
-        tokenizer, too_many = self.task.target_tokenizer, self.longest_output(line.sources) + 2
-        encoded, texts, notes = list[Phrase](), list[str](), list(line.notes)
+        tokenizer, texts, ids = self.task.target_tokenizer, list[Sequence[str]](), list[Phrase]()
         counts = Counter[tuple[str, ...]]()
         for phrase in map(tuple, phrases):
             counts[phrase] += 1
@@ -311,22 +307,19 @@ class InputEncoder:
                 else:
                     some.append(tokenizer.encode(text)[:too_many])
             if some:
-                texts.append("|".join(text.replace("|", r"\|") for text in phrase))
-                encoded.append(some)
-        return replace(line, phrases=encoded, constraints=texts, notes=notes)
+                texts.append(phrase)
+                ids.append(some)
+        return texts, ids
 
-    def _with_prefix(self, line: InputLine) -> InputLine:
-        """The line with the ids of its prefix, truncated to the largest output length."""
-        if not line.prefix:
-            return line
-        target, notes = self.task.target_tokenizer, list(line.notes)
+    def _encode_prefix(self, line: InputLine, longest: int, notes: list[str]) -> list[int]:
+        """The ids of the prefix of a line, truncated to the largest output length."""
+        target = self.task.target_tokenizer
         ids = [*target.target_tokens(line.languages.target_lang).before, *target.encode(line.prefix)]
         if lacking := target.unknown(line.prefix):
             notes.append(f"parts of the prefix are not in the vocabulary: {' '.join(dict.fromkeys(lacking))[:60]}")
-        longest = self.longest_output(line.sources)
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
-        return replace(line, prefix_tokens=ids[:longest], notes=notes)
+        return ids[:longest]
 
 
 def split_alternatives(phrase: str) -> list[str]:
@@ -335,7 +328,7 @@ def split_alternatives(phrase: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def _room(member: TextModel, source: Tensor) -> int | None:
+def output_room(member: TextModel, source: Tensor) -> int | None:
     """The longest output of a source, end-of-sentence included; ``None`` if it does not depend on the source."""
     lengths = member.model.max_target_lengths(torch.tensor([len(source)]))
     return None if lengths is None else int(lengths[0])
@@ -375,9 +368,6 @@ def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Itera
         return
     for number, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes), start=1):
         if line is None or prefix is None:
-            which = "prefix" if line is None else "line"
-            raise DataError(
-                f"{which} {number} has no {'line' if line is None else 'prefix'}; give one prefix for each line, an "
-                "empty one for none"
-            )
+            one, other = ("prefix", "line") if line is None else ("line", "prefix")
+            raise DataError(f"{one} {number} has no {other}; give one prefix for each line, an empty one for none")
         yield line, prefix

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, NamedTuple
 
 from seqgen.config import GenerateConfig, GenerationConfig
@@ -176,35 +176,22 @@ class LineStages:
     """The stages of a decode, in their order; each method is that of all stages together.
 
     Args:
-        stages: the stages by name.
+        cfg: the decoding settings, which select them.
+        resources: see ``LineStage.build``.
 
     Attributes:
         splitter: the stage that divides lines; ``None`` if they are decoded as they are.
+        needs_all: whether a stage writes all hypotheses of the search, not only ``nbest`` of them.
+
+    Raises:
+        MissingAddonError: a stage belongs to an add-on that is not installed.
     """
 
-    def __init__(self, stages: Mapping[str, LineStage]):
-        self._stages = stages
-        self.splitter = next((stage for stage in stages.values() if stage.splits), None)
-        self._of_search = [stage for stage in stages.values() if stage.order == LineOrder.HYPOTHESES]
-
-    @classmethod
-    def build(cls, cfg: GenerationConfig, resources: Resources) -> LineStages:
-        """Build the stages that the settings select.
-
-        Args:
-            cfg: the decoding settings.
-            resources: see ``LineStage.build``.
-
-        Raises:
-            MissingAddonError: a stage belongs to an add-on that is not installed.
-        """
-        built = ((name, stage.build(cfg, resources)) for name, stage in _selected(cfg))
-        return cls({name: stage for name, stage in built if stage is not None})
-
-    @property
-    def needs_all(self) -> bool:
-        """True if ``write_search`` needs all hypotheses of the search, not only ``nbest`` of them."""
-        return bool(self._of_search)
+    def __init__(self, cfg: GenerationConfig, resources: Resources):
+        built = {name: stage.build(cfg, resources) for name, stage in stages_of(cfg).items()}
+        self._stages = {name: stage for name, stage in built.items() if stage is not None}
+        self.splitter = next((stage for stage in self._stages.values() if stage.splits), None)
+        self.needs_all = any(stage.order == LineOrder.HYPOTHESES for stage in self._stages.values())
 
     @property
     def written(self) -> dict[str, tuple[str, str] | None]:
@@ -224,16 +211,10 @@ class LineStages:
             line = stage.read(line)
         return line
 
-    def write_search(self, line: InputLine, translation: Translation) -> Translation:
-        """``LineStage.write`` of the stages of ``LineOrder.HYPOTHESES``, before ``nbest`` hypotheses are kept."""
-        for stage in self._of_search:
-            translation = stage.write(line, translation)
-        return translation
-
-    def write(self, line: InputLine, translation: Translation) -> Translation:
-        """``LineStage.write`` of the other stages."""
+    def write(self, line: InputLine, translation: Translation, of_search: bool) -> Translation:
+        """``LineStage.write`` of the stages of ``LineOrder.HYPOTHESES``, or after ``nbest`` are kept of the others."""
         for stage in self._stages.values():
-            if stage not in self._of_search:
+            if (stage.order == LineOrder.HYPOTHESES) == of_search:
                 translation = stage.write(line, translation)
         return translation
 
@@ -252,32 +233,22 @@ class LineStages:
         return Counter({f"{name}.{key}": value for name, found in pairs for key, value in found.items()})
 
 
-def _in_order() -> list[tuple[str, type[LineStage]]]:
-    """The names and classes of the stages that are imported, in their order."""
-    stages: list[tuple[str, Any]] = [(entry.name, entry.component) for entry in LINE_STAGES.entries()]
-    return sorted(stages, key=lambda pair: (pair[1].order, pair[0]))
+def stages_of(cfg: GenerationConfig | None = None) -> dict[str, type[LineStage]]:
+    """The stages by name, in their order.
 
+    Args:
+        cfg: the decoding settings, which select some; ``None`` for all that are installed.
 
-def _selected(cfg: GenerationConfig) -> Iterator[tuple[str, type[LineStage]]]:
-    """The names and classes of the stages that the settings select, in their order."""
+    Raises:
+        MissingAddonError: a selected stage belongs to an add-on that is not installed.
+    """
     for key, module in _DECLARED.items():
-        if getattr(cfg, key, None):  # the add-on that declares the key may be missing
-            import_declared(module, f"generation.{key}")
-    yield from ((name, stage) for name, stage in _in_order() if not stage.key or getattr(cfg, stage.key))
-
-
-def check_stages(cfg: GenerateConfig) -> None:
-    """Refuse options that a selected stage cannot be used with; see ``LineStage.check``."""
-    for _, stage in _selected(cfg.generation):
-        stage.check(cfg)
-
-
-def installed_stages() -> list[type[LineStage]]:
-    """All stages in their order, also those that no setting selects."""
-    for module in dict.fromkeys(_DECLARED.values()):
-        with suppress(MissingAddonError):
-            import_declared(module, module)
-    return [stage for _, stage in _in_order()]
+        with suppress(MissingAddonError) if cfg is None else nullcontext():
+            if cfg is None or getattr(cfg, key, None):  # the add-on that declares the key may be missing
+                import_declared(module, f"generation.{key}")
+    found: dict[str, Any] = {entry.name: entry.component for entry in LINE_STAGES.entries()}
+    in_order = sorted(found.items(), key=lambda pair: (pair[1].order, pair[0]))
+    return {name: stage for name, stage in in_order if cfg is None or not stage.key or getattr(cfg, stage.key)}
 
 
 def summaries(cfg: GenerationConfig, counts: Mapping[str, int]) -> list[str]:
@@ -288,7 +259,7 @@ def summaries(cfg: GenerationConfig, counts: Mapping[str, int]) -> list[str]:
         counts: the sums of ``LineStages.counts``.
     """
     found = []
-    for name, stage in _selected(cfg):
+    for name, stage in stages_of(cfg).items():
         own = {key.removeprefix(f"{name}."): count for key, count in counts.items() if key.startswith(f"{name}.")}
         found.append(stage.summary(Counter(own)))
     return [text for text in found if text]

@@ -6,15 +6,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor
 
 from seqgen.config import GenerateConfig
 from seqgen.config.generate import OUTPUT_FORMATS
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.resolution import changes_scores
 from seqgen.registry import add_format
-from seqgen.text.line_stages import installed_stages
-from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
+from seqgen.text.line_stages import stages_of
+from seqgen.text.results import Details, TextHypothesis, Translation, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 
@@ -60,10 +63,8 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     how |= {"seed": cfg.seed} if cfg.uses_seed else {}
 
     def fields(translation: Translation, **further: Any) -> dict[str, Any]:
-        hypotheses = [
-            _hypothesis(item, len(decoding.members)) | _top_tokens(item, decoding.task.target_dictionary)
-            for item in translation.hypotheses
-        ]
+        members, dictionary = len(decoding.members), decoding.task.target_dictionary
+        hypotheses = [_hypothesis(item, members, dictionary) for item in translation.hypotheses]
         described = decoding.stages.record(translation)
         return {"source": translation.source, **further, **described, "hypotheses": hypotheses}
 
@@ -81,53 +82,38 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     return write
 
 
-def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "text": item.text,
-        "tokens": item.tokens.tolist(),
-        "score": item.score,
-        "positional_scores": item.positional_scores.tolist(),
-    }
-    if item.model_score is not None:
-        values["model_score"] = item.model_score
-    if item.member_scores is not None and members > 1:
-        values["member_scores"] = [scores.tolist() for scores in item.member_scores]
-    if item.member_tokens is not None:
-        values["member_tokens"] = [tokens.tolist() for tokens in item.member_tokens]
-    if item.utility is not None:
-        values["utility"] = item.utility
-    if item.rerank_score is not None:
-        values["rerank_score"] = item.rerank_score
-    if item.alignment is not None:
-        values["alignment"] = item.alignment.tolist()
-    if item.fields:
-        values["fields"] = {name: each.tolist() for name, each in item.fields.items()}
-    return values
+_FIELDS = (
+    *("text", "tokens", "score", "positional_scores", "model_score", "member_scores", "member_tokens"),
+    *("utility", "rerank_score", "alignment", "fields"),
+)
+"""The values of a hypothesis that JSON has, if they are known."""
 
 
-def _top_tokens(hypothesis: TextHypothesis, dictionary: Dictionary) -> dict[str, Any]:
-    """For each token the id, the token and the probability of the most probable tokens; empty if not requested."""
-    if hypothesis.top_tokens is None or hypothesis.top_scores is None:
-        return {}
-    rows = zip(hypothesis.top_tokens.tolist(), hypothesis.top_scores.double().exp().tolist(), strict=True)
-    top = [[[token, dictionary.symbol(token), p] for token, p in zip(*row, strict=True) if p > 0] for row in rows]
-    return {"top_tokens": top}
+def _hypothesis(item: TextHypothesis, members: int, dictionary: Dictionary) -> dict[str, Any]:
+    values = {name: getattr(item, name) for name in _FIELDS if members > 1 or name != "member_scores"}
+    if item.top_tokens is not None and item.top_scores is not None:  # for each token the id, the token, the probability
+        rows = zip(item.top_tokens.tolist(), item.top_scores.double().exp().tolist(), strict=True)
+        top = [[[token, dictionary.symbol(token), p] for token, p in zip(*row, strict=True) if p > 0] for row in rows]
+        values["top_tokens"] = top
+    return {name: value for name, value in values.items() if value is not None and (name != "fields" or value)}
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """A value as JSON, which has no infinity: ``null`` stands for one, such as the score of an impossible token.
 
     Args:
-        value: the value.
+        value: the value; tensors are written as lists.
         indent: see ``json.dumps``.
     """
+    dump = partial(json.dumps, ensure_ascii=False, indent=indent, allow_nan=False, default=Tensor.tolist)
     try:
-        return json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
+        return dump(value)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
+        return dump(_finite(value))
 
 
 def _finite(value: Any) -> Any:
+    value = value.tolist() if isinstance(value, Tensor) else value
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -159,8 +145,8 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
             lines.append(f"D-{number}\t{score}\t{_field(item.text)}")
             lines.append(f"P-{number}\t{positional}")
             if item.alignment is not None:
-                pairs = alignment_pairs(item.tokens, item.alignment, dictionary.eos())
-                lines.append(f"A-{number}\t{' '.join(f'{source}-{target}' for source, target in pairs)}")
+                words = item.alignment[item.tokens != dictionary.eos()].tolist()
+                lines.append(f"A-{number}\t{' '.join(f'{place}-{word}' for word, place in enumerate(words))}")
         return "\n".join(lines) + "\n"
 
     return write
@@ -186,7 +172,7 @@ def _field(text: str) -> str:
 
 def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
     """Format ``tsv``: source, output, score and the columns of line stages, after a line with their names."""
-    stages = installed_stages()
+    stages = stages_of().values()
 
     def write(translation: Translation) -> str:
         columns = {"source": translation.source, "output": translation.text}

@@ -316,12 +316,9 @@ class Ranker:
     """
 
     def __init__(self, cfg: GenerationConfig, objects: Mapping[str, Any], beam: int, resources: Resources):
-        self.utility: Utility | None = objects.get("mbr")
-        self.reranker: Reranker | None = objects.get("rerank")
-        if cfg.mbr:
-            self.utility = utility_from_config(cfg, resources)
-        if cfg.rerank:
-            self.reranker = build_component(RERANKERS, cfg.rerank, Reranker, cfg, resources)
+        named = build_component(RERANKERS, cfg.rerank, Reranker, cfg, resources) if cfg.rerank else None
+        self.reranker: Reranker | None = named or objects.get("rerank")
+        self.utility: Utility | None = utility_from_config(cfg, resources) if cfg.mbr else objects.get("mbr")
         if beam == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
             raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")

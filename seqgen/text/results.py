@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from seqgen.core.finished import Ranking
@@ -142,21 +141,6 @@ def attend_to_source(hypothesis: Hypothesis, width: int, length: int, left_pad: 
     return replace(hypothesis, attention=attention, alignment=attention[:, : max(1, length - 1)].argmax(-1))
 
 
-def alignment_pairs(tokens: Tensor, alignment: Tensor, eos: int) -> list[tuple[int, int]]:
-    """Pairs of source and target positions of the words of an output, as fairseq's ``--print-alignment`` prints them.
-
-    Args:
-        tokens: ``(T,)`` int64.
-        alignment: ``(T,)`` int64 source positions.
-        eos: id of end-of-sentence, which is not a word.
-
-    Returns:
-        A pair of a source position and the number of the word for each word, in the order of the output.
-    """
-    words = torch.nonzero(tokens != eos).squeeze(1).tolist()
-    return [(int(alignment[position]), number) for number, position in enumerate(words)]
-
-
 @dataclass(frozen=True)
 class Details:
     """The optional fields of hypotheses that are computed; see ``TextHypothesis``.
@@ -192,21 +176,16 @@ class Details:
         Returns:
             The hypotheses with these fields.
         """
-        found, lengths = list(items), [len(item.tokens) for item in items]
+        lengths, further = [len(item.tokens) for item in items], [dict[str, Any]() for _ in items]
         if self.scores:
-            scored = scorer.score(batch, lengths)
-            totals = [one.hypothesis.positional_scores.sum() for one in scored]
-            found = [
-                replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
-                for item, one, total, length in zip(found, scored, totals, lengths, strict=True)
-            ]
+            for values, one, length in zip(further, scorer.score(batch, lengths), lengths, strict=True):
+                score = float(ranking.score(one.hypothesis.positional_scores.sum(), length))
+                values |= {"model_score": score, "member_scores": one.member_scores}
         if self.hidden:
             features = scorer.features(batch)
-            found = [
-                replace(item, hidden=[rows[row, :length] for rows in features])
-                for row, (item, length) in enumerate(zip(found, lengths, strict=True))
-            ]
+            for row, (values, length) in enumerate(zip(further, lengths, strict=True)):
+                values["hidden"] = [rows[row, :length] for rows in features]
         if self.internals:
-            internals = scorer.internals(batch, lengths)
-            found = [replace(item, internals=one) for item, one in zip(found, internals, strict=True)]
-        return found
+            for values, internals in zip(further, scorer.internals(batch, lengths), strict=True):
+                values["internals"] = internals
+        return [replace(item, **values) for item, values in zip(items, further, strict=True)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,15 +20,16 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.decoding.building import Resources, apply_keys
 from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.decoding.observers import Streamer
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.decoding.streaming import Streamer
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
 from seqgen.text.input_line import InputEncoder, InputLine, sources_from_config, with_prefixes
-from seqgen.text.languages import TextModel, encode_source
 from seqgen.text.line_stages import LineStages
+from seqgen.text.members import TextModel
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
@@ -84,10 +86,8 @@ class TextDecoding:
         self.models = [member.model for member in self.members]
         self.device = next(self.models[0].parameters()).device
         readers = [*self.members, *([] if draft is None else [draft])]
-        in_order, size = streamer is not None, (cfg.batch_size, cfg.max_tokens)
-        self.batcher = Batcher(readers, *size, setup.beam_size, setup.vocab_size, in_order, self.device)
         target = self.task.target_tokenizer
-        self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
+        self.unknown_words = UnknownWords(self.task, cfg.replace_unknown) if cfg.replace_unknown else None
         resources = Resources.of(
             cfg,
             target.dictionary,
@@ -99,8 +99,10 @@ class TextDecoding:
             ensemble=settings.ensemble,
         )
         sources = sources_from_config(cfg, resources)
-        self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
+        self.stages, last_steps = LineStages(cfg, resources), setup.limits.last_steps
         self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)
+        of_batches = (self.input_encoder.languages, cfg.batch_size, cfg.max_tokens, setup.beam_size, setup.vocab_size)
+        self.batcher = Batcher(readers, *of_batches, streamer is not None, self.device)
         if (splitter := self.stages.splitter) is not None and streamer is not None:
             given = f"generation.{splitter.key}={getattr(cfg, splitter.key)}"
             raise ConfigError(f"{given} cannot be streamed; remove it, or do not stream")
@@ -111,10 +113,9 @@ class TextDecoding:
     @cached_property
     def scorer(self) -> SequenceScorer:
         """Scores outputs with the models, without processors and penalties."""
-        ensemble, words, cfg = self.generator.setup.ensemble, self.task.target_dictionary, self.cfg
-        normalizes = cfg.normalize_scores
-        scorer = SequenceScorer(ensemble.members, words.pad(), words.eos(), normalizes, ensemble.combination)
-        return apply_keys("scorer", scorer, cfg)
+        ensemble, words = self.generator.setup.ensemble, self.task.target_dictionary
+        of_members = (words.pad(), words.eos(), self.cfg.normalize_scores, ensemble.combination)
+        return apply_keys("scorer", SequenceScorer(ensemble.members, *of_members), self.cfg)
 
     def translate(
         self,
@@ -143,8 +144,7 @@ class TextDecoding:
         streamer = self.streamer if isinstance(self.streamer, WordStreamer) else None
         if streamer is not None:
             streamer.bind(self._decode_ids)
-
-        try:
+        with nullcontext() if streamer is None else closing(streamer):
             numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
@@ -153,9 +153,6 @@ class TextDecoding:
                 decoded = self._translate_buffer(encoded, on_line)
                 for parts, join in split:
                     yield join([next(decoded) for _ in parts])
-        finally:
-            if streamer is not None:
-                streamer.close()
 
     def _translate_buffer(
         self, lines: Sequence[InputLine], on_line: Callable[[], None] | None
@@ -163,11 +160,17 @@ class TextDecoding:
         """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
         found = {line.number: self._written(line, line.translation()) for line in lines if not line.sources}
         try:
-            self._begin(lines)
+            for line in lines:
+                if self.streamer is not None and not line.sources:
+                    self.streamer.end(line.number)
+                elif isinstance(self.streamer, WordStreamer):
+                    self.streamer.begin(line.number, self.task.prompt(line.sources[0]).tolist())
+            if self.ranker is not None and self.ranker.reranker is not None:
+                self.ranker.reranker.prepare([line.translation() for line in lines])
             readable = [line for line in lines if line.sources]
-            for translation, ends_line in self._decoded(readable):
-                found[translation.id] = translation
-                if on_line is not None and ends_line:
+            for line, hypotheses, width in self._decoded(readable):
+                found[line.number] = self._translation(line, hypotheses, width)
+                if on_line is not None and line.ends_line:
                     on_line()
             self._add_notes(sorted(self.generator.setup.notes))
             if self.details.rescores:
@@ -180,27 +183,25 @@ class TextDecoding:
             raise
         yield from (found[line.number] for line in lines)
 
-    def _begin(self, lines: Sequence[InputLine]) -> None:
-        """Tell the streamer and the reranker which lines follow."""
-        for line in lines:
-            if self.streamer is not None and not line.sources:
-                self.streamer.end(line.number)
-            elif isinstance(self.streamer, WordStreamer):
-                self.streamer.begin(line.number, self.task.prompt(line.sources[0]).tolist())
-        if self.ranker is not None and self.ranker.reranker is not None:
-            self.ranker.reranker.prepare([line.translation() for line in lines])
+    def _decoded(self, lines: Sequence[InputLine]) -> Iterator[tuple[InputLine, Sequence[Hypothesis], int]]:
+        """Decode lines, in batches or as one batch that waiting lines join.
 
-    def _decoded(self, lines: Sequence[InputLine]) -> Iterator[tuple[Translation, bool]]:
-        """The translations of lines in the order in which they are done, and whether each ends a line of the input."""
+        Yields:
+            Each line when it is done, its hypotheses, and the columns of the batch's source, over which attention is
+            defined (0 without attention).
+        """
         if self.generator.can_merge and self.task.joins_batches and not self._inference_arguments(lines):
             by_number = {line.number: line for line in lines}
             for number, hypotheses in generate_continuously(self.generator, self.batcher.waiting(lines)):
-                yield self._translation(by_number[number], hypotheses, 0), by_number[number].ends_line
+                yield by_number[number], hypotheses, 0
             return
-        for number, batch in enumerate(self.batcher.batches(lines)):
+        for number, rows in enumerate(self.batcher.batches(lines)):
             if number and self.streamer is None:
                 self._add_notes(self._why_separate(lines))
-            yield from zip(self._decoded_batch(batch), (line.ends_line for line in batch), strict=True)
+            batch = self.batcher.collate([(line, None) for line in rows])
+            results = self.task.inference_step(self.generator, self.models, batch, **self._inference_arguments(rows))
+            for line, hypotheses in zip(rows, results, strict=True):
+                yield line, hypotheses, batch.source.src_tokens.size(1)
 
     def _why_separate(self, lines: Sequence[InputLine]) -> Iterator[str]:
         """Why lines are decoded in separate batches, if the user did not ask for that."""
@@ -211,24 +212,14 @@ class TextDecoding:
         if not reason.startswith("fast."):
             yield f"continuous batching is not used, so decoding is slower: {reason}"
 
-    def _decoded_batch(self, lines: Sequence[InputLine]) -> Iterator[Translation]:
-        """The translations of the lines of a batch."""
-        batch = self.batcher.collate([(line, None) for line in lines])
-        arguments = self._inference_arguments(lines)
-        results = self.task.inference_step(self.generator, self.models, batch, **arguments)
-        for line, hypotheses in zip(lines, results, strict=True):
-            yield self._translation(line, hypotheses, batch.source.src_tokens.size(1))
-
     def _inference_arguments(self, lines: Sequence[InputLine]) -> dict[str, Any]:
         """Optional arguments of ``Task.inference_step``: constraints, prefixes and streamer."""
         arguments: dict[str, Any] = {}
         if self.cfg.is_constrained:
             arguments["constraints"] = [line.phrases for line in lines]
         if any(line.prefix_tokens for line in lines):
-            pad = self.task.target_dictionary.pad()
-            longest = max(len(line.prefix_tokens) for line in lines)
-            rows = [[*line.prefix_tokens, *[pad] * (longest - len(line.prefix_tokens))] for line in lines]
-            arguments["prefix_tokens"] = torch.tensor(rows, device=self.device)
+            rows = [torch.tensor(line.prefix_tokens, dtype=torch.int64) for line in lines]
+            arguments["prefix_tokens"] = pad_rows(rows, self.task.target_dictionary.pad()).to(self.device)
         if self.streamer is not None:
             arguments["streamer"] = self.streamer
         return arguments
@@ -241,51 +232,35 @@ class TextDecoding:
             hypotheses: ids and scores, best first.
             width: columns of the batch's source, over which attention is defined; 0 without attention.
         """
-        notes = self.output_notes.on_search(line, hypotheses)
-        found = []
+        notes, found = self.output_notes.on_search(line, hypotheses), []
+        prompt, unk = self.task.prompt(line.sources[0]).tolist(), self.task.target_dictionary.unk()
         for hypothesis in hypotheses if self.ranker or self.stages.needs_all else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
-            replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
-            if replaces and aligned.alignment is None:
-                notes.append("unknown words are not replaced: the model returns no attention weights")
-            found.append(TextHypothesis(**vars(aligned), text=self._text(line, aligned, replaces)))
+            tokens = aligned.tokens
+            text = continuation(self._decode_ids, prompt, tokens.tolist()) if prompt else self.task.decode(tokens)
+            if self.unknown_words is not None and unk in tokens:
+                if aligned.alignment is not None:
+                    text = self.unknown_words.text(aligned, line)
+                else:
+                    notes.append("unknown words are not replaced: the model returns no attention weights")
+            found.append(TextHypothesis(**vars(aligned), text=text))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
         return self._written(line, line.translation(ranked, notes))
 
     def _written(self, line: InputLine, translation: Translation) -> Translation:
         """The translation of a line with what the stages write, and with ``nbest`` of its hypotheses."""
-        found = self.stages.write_search(line, translation)
+        found = self.stages.write(line, translation, of_search=True)
         best = found.hypotheses[: self.cfg.nbest]
         notes = [*found.notes, *self.output_notes.on_outputs(line, best)] if line.sources else found.notes
-        return self.stages.write(line, replace(found, hypotheses=best, notes=notes))
+        return self.stages.write(line, replace(found, hypotheses=best, notes=notes), of_search=False)
 
     def _add_notes(self, notes: Iterable[str]) -> None:
         """Add notes on speed, unless there is one with the same reason."""
         known = "\n".join(self.notes)
         self.notes += [note for note in notes if note.partition(": ")[2] not in known]
 
-    def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
-        """The text of a hypothesis, after a prompt the text that it adds to the prompt's.
-
-        Args:
-            line: the line.
-            hypothesis: the hypothesis.
-            replaces: whether unknown words are replaced, if it has an alignment.
-        """
-        if replaces and self.unknown_words is not None and hypothesis.alignment is not None:
-            tail = len(self.task.source_tokenizer.source_tokens().after)
-
-            def position_of(text: str) -> int:
-                return len(encode_source(self.task, text, line.languages)) - tail
-
-            return self.unknown_words.text(hypothesis, line.text, position_of)
-        prompt = self.task.prompt(line.sources[0])
-        if len(prompt) == 0:
-            return self.task.decode(hypothesis.tokens)
-        return continuation(self._decode_ids, prompt.tolist(), hypothesis.tokens.tolist())
-
     def _decode_ids(self, ids: Sequence[int]) -> str:
-        return self.task.decode(torch.tensor(ids))
+        return self.task.decode(torch.tensor(ids, dtype=torch.int64))
 
     def _with_details(self, found: Sequence[tuple[InputLine, Translation]]) -> Iterator[Translation]:
         """Run the models over the hypotheses of some lines, for their optional fields."""

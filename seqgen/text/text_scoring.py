@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,14 +11,14 @@ from torch import Tensor
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.member import INPUT
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.pair_dataset import Example
-from seqgen.data.tokenizers.languages import TargetLanguage
+from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.language_model import LanguageModel
-from seqgen.text.input_line import source_text, sources_from_config
-from seqgen.text.languages import LanguageReader, TextModel, encode_source, encode_target, tokens_of
+from seqgen.text.batching import collate
+from seqgen.text.input_line import InputLine, output_room, source_text, sources_from_config
+from seqgen.text.languages import LanguageReader, encode_source, encode_target
+from seqgen.text.members import TextModel
 
 
 class Block(NamedTuple):
@@ -71,39 +70,43 @@ class TextScoring:
     def __init__(self, members: Sequence[TextModel], resources: Resources, scorer: SequenceScorer):
         self.members, self.cfg, self.scorer, self.device = members, resources.settings, scorer, resources.device
         self.sources = sources_from_config(self.cfg, resources) or [INPUT] * len(members)
-        self.task = members[0].task
+        self.task, self.languages = members[0].task, LanguageReader(members, self.cfg)
         self.tokens_at_once = _SCORES // len(self.task.target_dictionary)
 
     def lines(self, sources: Sequence[str], references: Sequence[str], numbers: Sequence[int]) -> Iterator[Hypothesis]:
         """Score one target for each source line; see ``Translator.score``."""
-        reader = LanguageReader(self.members, self.cfg)
         for start in range(0, len(sources), self.cfg.batch_size):
-            rows = range(start, min(start + self.cfg.batch_size, len(sources)))
-            texts, languages = zip(*(reader.read(i, sources[i]) for i in rows), strict=True)
-            targets = [encode_target(self.task, references[i], pair) for i, pair in zip(rows, languages, strict=True)]
-            ids = [numbers[i] for i in rows]
-            encoded_sources = []
-            for member, source in zip(self.members, self.sources, strict=True):
-                encoded_sources.append(
-                    [
-                        encode_source(member.task, source_text(source, text, number), pair)
-                        for text, number, pair in zip(texts, ids, languages, strict=True)
-                    ]
-                )
-                _check_lengths(rows, encoded_sources[-1], targets, member.model)
-            at_once = max(1, self.tokens_at_once // max(map(len, targets)))
-            for part in (slice(first, first + at_once) for first in range(0, len(ids), at_once)):
-                examples = [list(map(Example, ids[part], source[part], targets[part])) for source in encoded_sources]
-                start_tokens = tokens_of([reader.target_token(pair, TargetLanguage.START) for pair in languages[part]])
-                batch = replace(self._collate(examples), texts=list(texts[part]), start_tokens=start_tokens)
-                yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
+            rows = list[tuple[InputLine, Tensor]]()
+            for i in range(start, min(start + self.cfg.batch_size, len(sources))):
+                text, languages = self.languages.read(i, sources[i])
+                texts = [source_text(source, text, numbers[i]) for source in self.sources]
+                pairs = zip(self.members, texts, strict=True)
+                ids = [encode_source(member.task, each, languages) for member, each in pairs]
+                target = encode_target(self.task, references[i], languages)
+                self._check_lengths(i + 1, ids, target)
+                rows.append((InputLine(numbers[i], text, ids, languages=languages), target))
+            at_once = max(1, self.tokens_at_once // max(len(target) for _, target in rows))
+            for first in range(0, len(rows), at_once):
+                batch = collate(rows[first : first + at_once], self.members, self.languages)
+                yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch.to(self.device)))
+
+    def _check_lengths(self, number: int, sources: Sequence[Tensor], target: Tensor) -> None:
+        """Refuse a line, counted from 1, that is longer than a model can process."""
+        for member, source in zip(self.members, sources, strict=True):
+            longest, most = member.model.max_positions()
+            most = most if (room := output_room(member, source)) is None else room
+            for side, tokens, limit in (("source", source, longest), ("reference", target, most)):
+                if len(tokens) > limit:
+                    raise DataError(
+                        f"{side}, line {number}: {len(tokens)} tokens are more than the {limit} that the model can "
+                        "process; shorten the line"
+                    )
 
     def running_text(self, lines: Sequence[str], tokens_per_sample: int, context_window: int) -> Iterator[Hypothesis]:
         """Score lines as one text, in blocks; see ``Translator.score_text``.
 
         The source of a block is the token before its context, which the model sees too.
         """
-        LanguageReader(self.members, self.cfg)  # refuses languages
         encoded = [self.task.encode_target(line) for line in lines]
         # token i of the text is in column i + 1, after the one before it
         text = torch.cat([self.task.encode_source("")[-1:], *encoded])
@@ -111,24 +114,17 @@ class TextScoring:
         cut = blocks(len(scores), tokens_per_sample, context_window)
         rows = max(1, min(self.cfg.batch_size, self.tokens_at_once // tokens_per_sample))
         for begin in range(0, len(cut), rows):
-            some = cut[begin : begin + rows]
-            examples = [
-                Example(begin + i, text[block.first : block.first + 1], text[block.first + 1 : block.stop + 1])
-                for i, block in enumerate(some)
-            ]
-            lengths = [block.stop - block.first for block in some]
-            scored = self.scorer.score(self._collate([examples] * len(self.members)), lengths)
+            some, examples = cut[begin : begin + rows], []
+            for number, block in enumerate(some, begin):
+                line = InputLine(number, "", [text[block.first : block.first + 1]] * len(self.members))
+                examples.append((line, text[block.first + 1 : block.stop + 1]))
+            batch = collate(examples, self.members, self.languages).to(self.device)
+            scored = self.scorer.score(batch, [block.stop - block.first for block in some])
             for block, one in zip(some, scored, strict=True):
                 scores[block.start : block.stop] = one.hypothesis.positional_scores[block.start - block.first :]
         for tokens, found in zip(encoded, scores.split([len(line) for line in encoded]), strict=True):
             total = float(found.sum())
             yield Hypothesis(tokens, total / len(tokens) if self.cfg.normalize_scores else total, found)
-
-    def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
-        """A batch of examples, which are given as each member reads them."""
-        batches = [member.task.collate(rows, member.model) for member, rows in zip(self.members, examples, strict=True)]
-        sources = [other.source for other in batches] if len(batches) > 1 else None
-        return replace(batches[0], member_sources=sources).to(self.device)
 
 
 def check_blocks(models: Sequence[EncoderDecoderModel], tokens_per_sample: int, context_window: int) -> None:
@@ -147,25 +143,8 @@ def check_blocks(models: Sequence[EncoderDecoderModel], tokens_per_sample: int, 
     longest = min(model.max_positions()[1] for model in models)
     if tokens_per_sample > longest:
         raise ConfigError(f"tokens_per_sample={tokens_per_sample} is more than the {longest} positions of the model")
-    if context_window and not tokens_per_sample:
-        raise ConfigError(f"context_window={context_window} needs tokens_per_sample: each line is scored alone")
     if not 0 <= context_window <= max(0, tokens_per_sample - 1):
         raise ConfigError(
-            f"context_window={context_window} leaves no token to score in blocks of tokens_per_sample="
-            f"{tokens_per_sample}; lower it"
+            f"context_window={context_window} must be at least 0 and less than tokens_per_sample={tokens_per_sample}, "
+            "or no token of a block is scored; change one of them"
         )
-
-
-def _check_lengths(
-    rows: Sequence[int], sources: Sequence[Tensor], targets: Sequence[Tensor], model: EncoderDecoderModel
-) -> None:
-    longest = model.max_positions()
-    rooms = model.max_target_lengths(torch.tensor([len(source) for source in sources]))
-    for index, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
-        room = longest[1] if rooms is None else int(rooms[index])
-        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, room)):
-            if len(tokens) > limit:
-                raise DataError(
-                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can "
-                    "process; shorten the line"
-                )

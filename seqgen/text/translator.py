@@ -13,10 +13,11 @@ import copy
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,55 +28,21 @@ from seqgen.config.options import CONSTRAINS, FILES, SCORES_TARGETS
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings, by_whole_key
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.core.member import MemberSpec
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources, apply_keys
+from seqgen.decoding.observers import Streamer
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.decoding.streaming import Streamer
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.system.reading import version_of
-from seqgen.task import Task
 from seqgen.text.input_line import check_text
-from seqgen.text.languages import TextModel, force_target_language, note_if_language_unset
+from seqgen.text.languages import LanguageReader
+from seqgen.text.members import TextModel, cross_vocabulary, note_if_language_unset, settings_of_models
 from seqgen.text.results import Details, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
-from seqgen.text.vocabularies import cross_vocabulary, settings_of_models
-
-
-@dataclass(frozen=True)
-class ModelInMemory:
-    """A model that was not loaded from a file, such as one that is being trained.
-
-    Attributes:
-        task: encodes and decodes text.
-        model: the model.
-        generation: the model's decoding settings, by the names of ``GenerationConfig``'s fields.
-    """
-
-    task: Task
-    model: EncoderDecoderModel
-    generation: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _Prepared(NamedTuple):
-    """The preparation of the last call.
-
-    Attributes:
-        key: see ``Translator._key``.
-        details: the details of its hypotheses.
-        files: the versions of the files that its settings name.
-        decoding: the preparation.
-    """
-
-    key: tuple[Any, ...]
-    details: Details
-    files: list[Any]
-    decoding: TextDecoding
-
 
 _DECODING = threading.RLock()
 """Held while texts are decoded: switches and the number of threads of PyTorch belong to the whole process."""
@@ -122,20 +89,17 @@ class Translator:
         # refuses settings that exclude each other
         self._resolved = self._key(self._settings), self._completed(self._settings)
         self.dtype = str(self._settings.get("dtype", ""))
-        self.models = [self._in_dtype(member.model) for member in self.members]
+        self.models = [to_dtype(one.model, self.dtype) if self.dtype else one.model for one in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
         self._generator: tuple[Any, tuple[SequenceGenerator, list[str]]] | None = None
-        self._prepared: _Prepared | None = None
+        self._prepared: tuple[Any, TextDecoding] | None = None
         self._drafts: dict[str, TextModel] = {}
 
     @property
     def shares_vocabulary(self) -> bool:
         """True if all models have the same target vocabulary; otherwise they are a cross-vocabulary ensemble."""
         return self._across is None
-
-    def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
-        return to_dtype(model, self.dtype) if self.dtype else model
 
     def settings(self, **settings: Any) -> GenerationConfig:
         """Resolve all settings of a call.
@@ -174,8 +138,8 @@ class Translator:
             ConfigError: see ``settings``.
         """
         found = self._resolve(self._settings.with_layer(CALL, keys))
-        own = {"generation": copy.deepcopy(found.generation), "fast": copy.copy(found.fast)}
-        return replace(found, **own, objects={**found.objects})
+        cfg, fast = copy.deepcopy(found.generation), copy.copy(found.fast)
+        return replace(found, generation=cfg, fast=fast, objects={**found.objects})
 
     def _resolve(self, settings: Settings) -> ResolvedSettings:
         if settings.get("dtype", "") != self.dtype:
@@ -233,11 +197,11 @@ class Translator:
 
     def _decoding(self, details: Details, settings: Settings) -> TextDecoding:
         """The preparation of a call; that of the last call if it has the same settings, details and files."""
-        key, last = self._key(settings), self._prepared
-        if last is None or last[:2] != (key, details) or last.files != _versions(last.decoding.cfg):
+        key, last = (*self._key(settings), details), self._prepared
+        if last is None or last[0] != (key, _versions(last[1].cfg)):
             files = _versions(self._resolve(settings).generation)  # before they are read
-            self._prepared = last = _Prepared(key, details, files, self._prepare(details, None, settings))
-        return last.decoding
+            self._prepared = last = (key, files), self._prepare(details, None, settings)
+        return last[1]
 
     def prepare(
         self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
@@ -259,20 +223,15 @@ class Translator:
 
     def _prepare(self, details: Details, streamer: Streamer | None, settings: Settings) -> TextDecoding:
         streaming = streamer is not None
-        for key in keys_tagged(CONSTRAINS) if streaming else ():
-            if value := settings.get(key):
-                raise ConfigError(
-                    f"generation.{key}={value} cannot be streamed, because it needs several beams, and the best one "
-                    "may still change; remove the key, or do not stream"
-                )
-        if streaming and settings.get("beam") is None:
-            settings = settings.with_layer(CALL, {"beam": 1})  # a larger beam is refused below
+        if streaming:
+            _check_streamable({key: settings.get(key) for key in ("beam", *keys_tagged(CONSTRAINS))})
+            settings = settings.with_layer(CALL, {"beam": 1})
         resolved = self._resolve(settings)
         cfg, given, notes = resolved.generation, resolved.settings, list(resolved.notes)
         if self.dtype and (note := note_on(self.dtype, self.device)):
             notes.append(note)
         if streaming:
-            _check_streamable(cfg)
+            _check_streamable({"replace_unknown": cfg.replace_unknown})  # which may be the model's
         if self._across is not None:
             wanted_details = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
             self._across.check(**wanted_details, streaming=streaming)
@@ -295,14 +254,14 @@ class Translator:
         """The generator of a call, with notes on it; that of the last call if it has the same settings and files."""
         key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
         if last is None or last[0] != key:
-            further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
-            models = self._specified(further.pop("member_sources", None))
-            for ranking in ("mbr", "rerank"):
-                further.pop(ranking, None)
+            objects = {name: value for name, value in resolved.objects.items() if name not in ("mbr", "rerank")}
+            models = self._specified(objects.pop("member_sources", None))
+            further = {_ARGUMENTS.get(name, name): value for name, value in objects.items()}
             if draft is not None:
                 further["draft"] = draft.model
             further |= {"fast": resolved.fast, "need_attention": need_attention}
-            cfg = force_target_language(resolved.generation, self.task)
+            languages = LanguageReader(self.members, resolved.generation)
+            cfg = languages.force_target(resolved.generation, self.task.target_dictionary)
             generator = self.task.build_generator(models, cfg, **further)
             self._generator = last = key, (generator, sorted(generator.setup.notes))
         return last[1]
@@ -311,21 +270,16 @@ class Translator:
         """The models, each replaced by its ``MemberSpec`` if there is one.
 
         Raises:
-            ConfigError: the spec at a position has another model, or the number of entries is not the number of models.
+            ConfigError: the spec at a position has another model.
         """
-        if specs is None:
-            return list(self.models)
-        if len(specs) != len(self.models):
-            raise ConfigError(
-                f"member_sources has {len(specs)} entries for {len(self.models)} models; give one for each of them"
-            )
-        for number, (spec, model) in enumerate(zip(specs, self.models, strict=True), start=1):
+        pairs = list(zip_longest(specs or (), self.models))
+        for number, (spec, model) in enumerate(pairs, start=1):
             if spec is not None and (spec.model is not model or spec.companion):
                 raise ConfigError(
                     f"entry {number} of member_sources must be a source, or a MemberSpec of model {number}; "
                     "companions are not possible here"
                 )
-        return [spec or model for spec, model in zip(specs, self.models, strict=True)]
+        return [spec or model for spec, model in pairs if spec or model is not None]
 
     def _draft(self, path: str) -> TextModel:
         """Load the draft model, once for each path."""
@@ -337,7 +291,8 @@ class Translator:
                     f"generation.draft={path} has another target vocabulary ({len(other)} tokens) than model 1 "
                     f"({len(known)} tokens); a draft needs a model trained with the same one"
                 )
-            self._in_dtype(draft.model)
+            if self.dtype:
+                to_dtype(draft.model, self.dtype)
             self._drafts[path] = draft
         return self._drafts[path]
 
@@ -467,15 +422,15 @@ def _checked(what: str, texts: Iterable[str]) -> list[str]:
     return lines
 
 
-def _check_streamable(cfg: GenerationConfig) -> None:
-    """Refuse settings under which generated tokens may still change."""
-    if cfg.beam > 1:
-        raise ConfigError(
-            f"generation.beam={cfg.beam} cannot be streamed, because the best beam may still change; remove the "
-            "key, or do not stream"
-        )
-    if cfg.replace_unknown:
-        raise ConfigError(
-            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, because unknown words are "
-            "replaced when the output is complete; remove the key, or do not stream"
-        )
+def _check_streamable(values: Mapping[str, Any]) -> None:
+    """Refuse settings, given by key, under which generated tokens may still change."""
+    reasons = {
+        "beam": "the best beam may still change",
+        "replace_unknown": "unknown words are replaced when the output is complete",
+    }
+    for key, value in values.items():
+        if value and value != 1:
+            reason = reasons.get(key, "it needs several beams, and the best one may still change")
+            raise ConfigError(
+                f"generation.{key}={value} cannot be streamed, because {reason}; remove the key, or do not stream"
+            )

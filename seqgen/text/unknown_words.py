@@ -6,15 +6,17 @@ Luong et al. 2015 and Jean et al. 2015; fairseq has it as ``--replace-unk``.
 from __future__ import annotations
 
 import bisect
+import itertools
 import string
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.text import read_lines
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.task import Task
+from seqgen.text.input_line import InputLine
+from seqgen.text.languages import encode_source
 
 SOURCE = "source"
 """The value of ``generation.replace_unknown`` that copies source words."""
@@ -23,65 +25,53 @@ WORD_MARK = "▁"
 """The first character of a SentencePiece token that begins a word."""
 
 
-@dataclass(frozen=True)
 class UnknownWords:
     """Decodes an output and replaces its unknown words.
 
     A target word that contains an unknown token is replaced as a whole. Its replacement is the source word at the
     position with the largest attention weight of the first unknown token.
 
-    Attributes:
-        tokenizer: the target tokenizer.
-        translations: target words by source words; a source word without an entry is copied.
+    Args:
+        task: encodes sources and decodes outputs.
+        value: ``"source"``, or a file with a source word, a tab and a target word on each line; a source word that is
+            not in the file is copied.
+
+    Raises:
+        ConfigError: the tokens are not words, and do not mark where words begin.
+        DataError: the file cannot be read, or a line has no tab.
     """
 
-    tokenizer: Tokenizer
-    translations: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_setting(cls, value: str, tokenizer: Tokenizer) -> UnknownWords:
-        """Make it from ``generation.replace_unknown``.
-
-        Args:
-            value: ``"source"``, or a file with a source word, a tab and a target word on each line.
-            tokenizer: the target tokenizer.
-
-        Raises:
-            ConfigError: the tokens are not words, and do not mark where words begin.
-            DataError: the file cannot be read, or a line has no tab.
-        """
-        if not tokenizer.whole_words and not any(token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols):
+    def __init__(self, task: Task, value: str):
+        self.task, self.tokenizer = task, task.target_tokenizer
+        symbols = self.tokenizer.dictionary.symbols
+        if not self.tokenizer.whole_words and not any(token.startswith(WORD_MARK) for token in symbols):
             raise ConfigError(
                 f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not "
                 "mark where words begin, so no word can be replaced; remove it"
             )
-        return cls(tokenizer, {} if value == SOURCE else read_translations(Path(value)))
+        self.translations = {} if value == SOURCE else read_translations(Path(value))
 
-    def text(self, hypothesis: Hypothesis, source: str, position_of: Callable[[str], int]) -> str:
-        """The text of a hypothesis.
+    def text(self, hypothesis: Hypothesis, line: InputLine) -> str:
+        """The text of a hypothesis with its unknown words replaced.
 
         Args:
-            hypothesis: a hypothesis; unknown words are replaced if it has an alignment.
-            source: the source line.
-            position_of: maps a prefix of the source to its number of tokens.
-
-        Returns:
-            The text with unknown words replaced.
+            hypothesis: a hypothesis that has an alignment.
+            line: the source line.
         """
-        dictionary = self.tokenizer.dictionary
+        assert hypothesis.alignment is not None
+        dictionary, tail = self.tokenizer.dictionary, len(self.task.source_tokenizer.source_tokens().after)
+
+        def position_of(text: str) -> int:
+            return len(encode_source(self.task, text, line.languages)) - tail
+
         silent = {dictionary.pad(), dictionary.eos(), dictionary.bos()}
         tokens = [(i, token) for i, token in enumerate(hypothesis.tokens.tolist()) if token not in silent]
-        parts: list[str] = []
-        known: list[int] = []
-        for word in self._words(tokens):
-            unknown = [i for i, token in word if token == dictionary.unk()]
-            if not unknown or hypothesis.alignment is None:
-                known += [token for _, token in word]
-                continue
-            parts += [self.tokenizer.decode(known)] if known else []
-            known = []
-            parts.append(self.translate(source_word(source, int(hypothesis.alignment[unknown[0]]), position_of)))
-        parts += [self.tokenizer.decode(known)] if known else []
+        parts = []
+        for unknown, words in itertools.groupby(self._words(tokens), self._first_unknown):
+            if unknown is None:
+                parts.append(self.tokenizer.decode([token for word in words for _, token in word]))
+            else:
+                parts.append(self.translate(source_word(line.text, int(hypothesis.alignment[unknown]), position_of)))
         return " ".join(part for part in parts if part)
 
     def _words(self, tokens: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -92,6 +82,10 @@ class UnknownWords:
                 words.append([])
             words[-1].append((i, token))
         return words
+
+    def _first_unknown(self, word: Sequence[tuple[int, int]]) -> int | None:
+        """The position of the first unknown token of a word; ``None`` if it has none."""
+        return next((i for i, token in word if token == self.tokenizer.dictionary.unk()), None)
 
     def translate(self, word: str) -> str:
         """Translate a source word, keeping the punctuation around it: with ``Ei`` for ``egg``, ``egg,`` is ``Ei,``."""

@@ -38,12 +38,6 @@ class WordStreamer:
     The caller of the generator calls ``bind`` before decoding and ``close`` after it, as ``Translator`` does.
     """
 
-    def __init__(self) -> None:
-        self._decode: Callable[[Sequence[int]], str] | None = None
-        self._tokens: dict[int, list[int]] = {}
-        self._shown: dict[int, int] = {}
-        self._prompts: dict[int, list[int]] = {}
-
     def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Start a new decoding run.
 
@@ -51,7 +45,9 @@ class WordStreamer:
             decode: turns all tokens of an output so far into text.
         """
         self._decode = decode
-        self._tokens, self._shown, self._prompts = {}, {}, {}
+        self._tokens: dict[int, list[int]] = {}
+        self._shown: dict[int, int] = {}
+        self._prompts: dict[int, list[int]] = {}
 
     def begin(self, sentence: int, prompt: Sequence[int]) -> None:
         """Note the prompt that the output of a sentence continues; without it, the output is decoded alone.
@@ -96,8 +92,6 @@ class WordStreamer:
         raise NotImplementedError
 
     def _text(self, sentence: int, tokens: Sequence[int]) -> str:
-        if self._decode is None:
-            raise RuntimeError("a streamer needs bind(decode) before it is given tokens")
         return continuation(self._decode, self._prompts.get(sentence, []), tokens) if tokens else ""
 
     def _show(self, sentence: int, text: str, upto: int, last: bool) -> None:
@@ -126,43 +120,31 @@ class TextStreamer(WordStreamer):
     """
 
     def __init__(self, file: IO[str] | None = None):
-        super().__init__()
         self.file = file
-        self._line = 0
-        self._waiting: dict[int, list[str]] = {}
-        self._ended: set[int] = set()
 
     def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
         """See ``WordStreamer.bind``."""
         super().bind(decode)
-        self._line, self._waiting, self._ended = 0, {}, set()
+        self._line = 0
+        self._waiting: dict[int, str] = {}
 
     def on_text(self, sentence: int, text: str, last: bool) -> None:
         """See ``WordStreamer.on_text``."""
-        self._waiting.setdefault(sentence, []).append(text)
-        if last:
-            self._ended.add(sentence)
+        self._waiting[sentence] = self._waiting.get(sentence, "") + text.replace("\n", " ") + "\n" * last
         while self._line in self._waiting:
-            self._write("".join(self._waiting[self._line]))
-            if self._line not in self._ended:
-                self._waiting[self._line] = []
+            words = self._waiting.pop(self._line)
+            self._write(words)
+            if not words.endswith("\n"):
+                self._waiting[self._line] = ""
                 break
-            self._end_line()
+            self._line += 1
 
     def close(self) -> None:
         """Write all buffered lines, for example if line numbers do not begin at 0; see ``WordStreamer.close``."""
         for line in sorted(self._waiting):
-            self._line = line
-            self._write("".join(self._waiting[line]))
-            self._end_line()
+            self._write(self._waiting.pop(line).removesuffix("\n") + "\n")
 
-    def _end_line(self) -> None:
-        del self._waiting[self._line]
-        self._ended.discard(self._line)
-        self._write("\n", is_end=True)
-        self._line += 1
-
-    def _write(self, text: str, is_end: bool = False) -> None:
+    def _write(self, text: str) -> None:
         file = self.file or sys.stdout
-        file.write(text if is_end else text.replace("\n", " "))
+        file.write(text)
         file.flush()

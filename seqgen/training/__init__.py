@@ -4,13 +4,13 @@
 
     train                    in this process, in several that it starts, or under torchrun
       TrainingRun            the loop: epochs of updates, validation, saving, stopping
+        RunBatches           the batches of training and validation
         Triggers             after which updates to validate, save and stop
         Trainer              one update: forward, backward, clipping, optimizer, learning rate, average
           Criterion          loss of a batch
           Optimizer, LRScheduler, EMA
         Validator            loss of the validation split, and scores of its decoded text
         Checkpoints          saves and reads checkpoints (seqgen.checkpoints)
-         ProgressLines        lines of progress
-         Records              log.jsonl, scores.json, TensorBoard events
+        RunLog               lines of progress, log.jsonl, scores.json, TensorBoard events
       ProcessGroup           collective operations of several processes
 """

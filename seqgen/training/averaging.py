@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -10,7 +12,6 @@ from torch import Tensor
 from seqgen.checkpoints.run_checkpoints import (
     FOLDER,
     Checkpoints,
-    copy_run,
     numbered_checkpoints,
     read_weights,
     resolve,
@@ -18,24 +19,21 @@ from seqgen.checkpoints.run_checkpoints import (
 )
 from seqgen.checkpoints.run_config import CONFIG_FILE, flatten, read_yaml, run_folder_of, tokenizer_digests, verify_run
 from seqgen.core.errors import CheckpointError
-from seqgen.system.files import run_lock
+from seqgen.system.files import CACHE, disk_errors, new_folder, run_lock
 from seqgen.training.run_log import EVENTS, LOG, SCORES
 
 
-def average_runs(
-    paths: Sequence[str], last: int, name: str, new_run: Path | None, note: Callable[[str], None]
-) -> tuple[Path, list[Path]]:
-    """Average checkpoints, and write the average as a checkpoint of the first run or as a new run.
+def average_runs(paths: Sequence[str], last: int, new_run: Path, note: Callable[[str], None]) -> list[Path]:
+    """Average checkpoints, and write the average as a new run.
 
     Args:
         paths: the run folder, if ``last`` is set; else the checkpoints, or runs, of which the best checkpoint is read.
         last: number of newest checkpoints of the run; 0 for the checkpoints of ``paths``.
-        name: name of the checkpoint to write into the first run.
-        new_run: the run folder to write instead, which must not exist yet; ``None`` for none.
+        new_run: the run folder to write, which must not exist yet.
         note: takes what the user should know about the runs.
 
     Returns:
-        What was written, and the checkpoints that were averaged.
+        The checkpoints that were averaged.
 
     Raises:
         CheckpointError: the checkpoints do not exist, are damaged, or cannot be averaged.
@@ -45,13 +43,16 @@ def average_runs(
     with run_lock(folder):  # locked before reading, because training replaces and deletes checkpoints
         checkpoints = last_checkpoints(folder, last) if last else [resolve(path) for path in paths]
         weights = average(checkpoints)
-        if new_run is None:
-            written = Checkpoints(folder)
-            written.save([name], weights, None)
-            return written.folder / name, checkpoints
-        with copy_run(folder, new_run, (EVENTS, LOG, SCORES)) as copy:
-            copy.save(["best"], weights, None)
-        return new_run, checkpoints
+        with new_folder(new_run, exist_ok=False) as copy, disk_errors(new_run):
+            shutil.copytree(folder, copy, ignore=partial(_left_out, folder), dirs_exist_ok=True)
+            Checkpoints(copy).save(["best"], weights, None)
+    return checkpoints
+
+
+def _left_out(run: Path, place: str, names: list[str]) -> list[str]:
+    """The files and folders of a run that its average does not have; a tokenizer's files may have any name."""
+    left_out = (FOLDER, CACHE, EVENTS, LOG, SCORES)
+    return [name for name in names if Path(place) == run and (name in left_out or name.startswith("."))]
 
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:
@@ -89,19 +90,16 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         first checkpoint.
 
     Raises:
-        CheckpointError: no checkpoint is given, one cannot be read, or names or shapes differ.
+        CheckpointError: a checkpoint cannot be read, or names or shapes differ.
     """
-    if not checkpoints:
-        raise CheckpointError("there is no checkpoint to average; give at least one")
     first = read_weights(checkpoints[0])
     first_names: dict[int, str] = {}  # the first name of each tensor; tied weights are averaged once, under this name
     averaged_as = {name: first_names.setdefault(id(tensor), name) for name, tensor in first.items()}
     sums = {name: first[name].double() for name in first_names.values() if first[name].is_floating_point()}
     for path in checkpoints[1:]:
         other = read_weights(path)
-        shapes, others = ({name: one.shape for name, one in weights.items()} for weights in (first, other))
-        different = {name for name, _ in shapes.items() ^ others.items()}
-        if different:
+        shapes, others = ({(name, one.shape) for name, one in weights.items()} for weights in (first, other))
+        if different := {name for name, _ in shapes ^ others}:
             raise CheckpointError(
                 f"{path}: its weights differ in names or shapes from those of {checkpoints[0]}: "
                 + ", ".join(sorted(different)[:5])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import load_models
-from seqgen.config import like, option
+from seqgen.config import option
 from seqgen.core.contract import Hooked, check_returned, contract_error
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
@@ -57,10 +57,9 @@ def check_out(criterion: Any, out: Any) -> CriterionOut:
             one number.
     """
     found = check_returned(criterion, "__call__", out, CriterionOut)
-    logged, loss = (
-        check_returned(criterion, "__call__", *each) for each in ((found.logging, dict), (found.loss, Tensor))
-    )
-    for name, value in {"loss": loss, "sample_size": found.sample_size, **logged}.items():
+    check_returned(criterion, "__call__", found.logging, dict)
+    check_returned(criterion, "__call__", found.loss, Tensor)
+    for name, value in {"loss": found.loss, "sample_size": found.sample_size, **found.logging}.items():
         if not (isinstance(value, Number) or (isinstance(value, Tensor) and value.dim() == 0)):
             given = f"{tuple(value.shape)}; sum it" if hasattr(value, "shape") else f"{value!r}"
             raise contract_error(criterion, "__call__", f"must return one number as {name!r}, not {given}")
@@ -139,16 +138,13 @@ class Criterion(Hooked):
 
     Attributes:
         context: the state of training, which ``begin_update`` replaces.
-        decoding_seconds: time spent decoding so far, in this process.
         module: what has the parameters of the criterion; see ``begin_training``.
         optimizer_steps: the number of optimizer steps in an update, each with a new gradient of the same batches.
     """
 
     def __init__(self, cfg: Any, task: Task):
-        self.cfg = cfg
-        self.task = task
+        self.cfg, self.task = cfg, task
         self.context = TrainingContext()
-        self.decoding_seconds = 0.0
         self.module = nn.Module()
         self.optimizer_steps = 1
 
@@ -183,8 +179,7 @@ class Criterion(Hooked):
         pairs = [(task.source_dictionary, task.target_dictionary) for task in (loaded.task, self.task)]
         if others or pairs[0] != pairs[1]:
             raise ConfigError(f"{path}: give one model that has the vocabularies of this run")
-        model: EncoderDecoderModel = loaded.model.eval().requires_grad_(False)
-        return model
+        return loaded.model.eval().requires_grad_(False)
 
     def read_by(self, frozen: EncoderDecoderModel, model: EncoderDecoderModel, batch: Batch) -> Batch:
         """A batch as a frozen model reads it, with its side of padding and its start token; the model is moved to it.
@@ -278,20 +273,17 @@ class CrossEntropyConfig:
 
 
 @dataclass
-class LabelSmoothedCrossEntropyConfig:
+class LabelSmoothedCrossEntropyConfig(CrossEntropyConfig):
     """Options of ``label_smoothed_cross_entropy``."""
 
     label_smoothing: float = option(
         0.1, "probability distributed evenly over all tokens but the target", minimum=0, maximum=1
     )
-    z_loss: float = like(CrossEntropyConfig, "z_loss")
 
 
 @register_criterion("cross_entropy", config=CrossEntropyConfig)
 class CrossEntropyCriterion(Criterion):
     """Negative log-likelihood of the target tokens, plus a z-loss in training; see ``cross_entropy``."""
-
-    label_smoothing = 0.0
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
         """Compute the loss; see ``Criterion``.
@@ -301,27 +293,22 @@ class CrossEntropyCriterion(Criterion):
             ConfigError: the batch is packed, which the model does not support.
         """
         kept = TargetPositions(batch, self.task.target_dictionary.pad())
-        target, options = kept.target, (self.label_smoothing, self.cfg.z_loss if model.training else 0.0)
+        options = getattr(self.cfg, "label_smoothing", 0.0), self.cfg.z_loss if model.training else 0.0
         features = kept.features(model)
         product = None if features is None else projection_of(model.decoder, features)
         if product is not None:
-            loss, nll, correct = projected_cross_entropy(*product, target, *options)
+            loss, nll, correct = projected_cross_entropy(*product, kept.target, *options)
         else:
-            logits = kept.logits(model, features)
-            loss, nll, correct = cross_entropy(logits, target, *options)
-        ntokens = target.numel()
-        logging: dict[str, Tensor | float] = {"nll_loss": nll, "correct": correct, "ntokens": ntokens}
-        logging["nsentences"] = batch.ids.numel()
-        return CriterionOut(loss, ntokens, logging)
+            loss, nll, correct = cross_entropy(kept.logits(model, features), kept.target, *options)
+        ntokens, nsentences = kept.target.numel(), batch.ids.numel()
+        return CriterionOut(
+            loss, ntokens, {"nll_loss": nll, "correct": correct, "ntokens": ntokens, "nsentences": nsentences}
+        )
 
 
 @register_criterion("label_smoothed_cross_entropy", config=LabelSmoothedCrossEntropyConfig)
 class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
     """Cross-entropy against a softened target (Szegedy et al. 2016, section 7); see ``cross_entropy``."""
-
-    def __init__(self, cfg: LabelSmoothedCrossEntropyConfig, task: Task):
-        super().__init__(cfg, task)
-        self.label_smoothing = cfg.label_smoothing
 
 
 def target_logits(model: EncoderDecoderModel, batch: Batch, pad: int) -> tuple[Tensor, Tensor]:
@@ -360,13 +347,13 @@ class TargetPositions:
     def __init__(self, batch: Batch, pad: int):
         if batch.target is None or batch.prev_output_tokens is None:
             raise ValueError("a criterion needs a batch with a target; this batch has only a source")
-        target, lengths = batch.target.flatten(), batch.target_lengths
+        target, lengths = batch.target, batch.target_lengths
         if lengths is None:
             real = target != pad
         else:
-            real = (torch.arange(batch.target.size(1), device=target.device) < lengths.unsqueeze(1)).flatten()
-        self.kept = real.nonzero().squeeze(1)
-        self.target = target if self.kept.numel() == target.numel() else target[self.kept]
+            real = torch.arange(target.size(1), device=target.device) < lengths.unsqueeze(1)
+        self.kept = real.flatten().nonzero().squeeze(1)
+        self.target = _rows(target, self.kept)
         self.source, self.previous, self.segments = batch.source, batch.prev_output_tokens, batch.segments
 
     def features(self, model: EncoderDecoderModel) -> Tensor | None:

@@ -57,14 +57,15 @@ def cross_entropy(
         Three scalars, in float64 for float64 logits, else in float32: the loss in nats (differentiable), the negative
         log-likelihood of the targets in nats, and the number of rows whose target has the largest logit, ties included.
     """
-    loss, nll, correct = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits, target, label_smoothing, z_loss
-    )
-    return loss, nll, correct
+    values: tuple[Tensor, Tensor, Tensor] = _CrossEntropy.apply(logits, target, label_smoothing, z_loss)  # type: ignore[no-untyped-call]
+    return values
 
 
 class _Loss(torch.autograd.Function):
-    """A loss whose gradients are known after the forward pass, which has three arguments without gradients."""
+    """A loss whose gradients are known after the forward pass.
+
+    The last three arguments have none: the target, and the weights of the label smoothing and of the z-loss.
+    """
 
     @staticmethod
     def results(ctx: Any, sums: Tensor, dtype: torch.dtype, *gradients: Tensor | None) -> tuple[Tensor, ...]:
@@ -87,10 +88,10 @@ class _Loss(torch.autograd.Function):
 
 class _CrossEntropy(_Loss):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, *weights: float) -> tuple[Tensor, ...]:
         wanted = ctx.needs_input_grad[0]
         buffer = _buffer(logits) if wanted else logits
-        sums = _losses(buffer, target, label_smoothing, z_loss, gradient=wanted)
+        sums = _losses(buffer, target, wanted, *weights)
         return _Loss.results(ctx, sums, logits.dtype, buffer if wanted else None)
 
 
@@ -125,11 +126,9 @@ def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor, T
     if product is None or torch.is_autocast_enabled(features.device.type):
         return None
     features, weight, _ = product
-    fits = features.device.type == "cpu" and features.dtype == weight.dtype and features.dtype in _PRECISE
-    return product if fits and features.size(0) * weight.size(0) >= _LARGE else None
-
-
-_PRECISE = (torch.float32, torch.float64)
+    is_precise = features.dtype == weight.dtype and features.dtype in (torch.float32, torch.float64)
+    is_large = features.size(0) * weight.size(0) >= _LARGE
+    return product if features.device.type == "cpu" and is_precise and is_large else None
 
 
 def _owner(decoder: Decoder, name: str) -> type:
@@ -137,12 +136,7 @@ def _owner(decoder: Decoder, name: str) -> type:
 
 
 def projected_cross_entropy(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, label_smoothing: float, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ``cross_entropy`` of the logits ``features @ weight.T + bias``.
 
@@ -158,34 +152,28 @@ def projected_cross_entropy(
         Three scalars: the loss (differentiable) and the negative log-likelihood in nats, and the number of correct
         predictions.
     """
-    loss, nll, correct = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    values: tuple[Tensor, Tensor, Tensor] = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         features, weight, bias, target, label_smoothing, z_loss
     )
-    return loss, nll, correct
+    return values
 
 
 class _ProjectedCrossEntropy(_Loss):
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        label_smoothing: float,
-        z_loss: float,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *weights: float
     ) -> tuple[Tensor, ...]:
         rows, vocab = features.size(0), weight.size(0)
-        wants_features, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_features = torch.empty_like(features) if wants_features else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
-        grad_bias = features.new_zeros(vocab) if wants_bias else None
+        wanted = ctx.needs_input_grad
+        grad_features = torch.empty_like(features) if wanted[0] else None
+        grad_weight = torch.zeros_like(weight) if wanted[1] else None
+        grad_bias = features.new_zeros(vocab) if wanted[2] else None
         sums = features.new_zeros(3)
         step = max(1, _CHUNK_ELEMENTS // vocab)
         for start in range(0, rows, step):
             part = slice(start, start + step)
             logits = multiply(features[part], weight, bias)
-            sums += _losses(logits, target[part], label_smoothing, z_loss, gradient=True)
+            sums += _losses(logits, target[part], True, *weights)
             if grad_features is not None:
                 grad_features[part] = multiply(logits, weight.t())
             if grad_weight is not None:
@@ -195,7 +183,7 @@ class _ProjectedCrossEntropy(_Loss):
         return _Loss.results(ctx, sums, features.dtype, grad_features, grad_weight, grad_bias)
 
 
-def _losses(logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float, gradient: bool) -> Tensor:
+def _losses(logits: Tensor, target: Tensor, gradient: bool, label_smoothing: float, z_loss: float) -> Tensor:
     """Sum the losses of rows, and replace the logits by the gradient, in place.
 
     With ``b = eps / (V - 1)``, ``a = 1 - eps - b``, ``c`` the weight of the z-loss and ``lse = log Z``, the loss of a
@@ -207,9 +195,9 @@ def _losses(logits: Tensor, target: Tensor, label_smoothing: float, z_loss: floa
     Args:
         logits: ``(M, V)``.
         target: ``(M,)`` int64.
+        gradient: whether to overwrite the logits, which are float32 or float64 then.
         label_smoothing: see ``cross_entropy``.
         z_loss: see ``cross_entropy``.
-        gradient: whether to overwrite the logits, which are float32 or float64 then.
 
     Returns:
         ``(3,)``: the loss, the negative log-likelihood and the number of correct predictions, summed over rows.

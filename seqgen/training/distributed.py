@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
+from seqgen.checkpoints.model_weights import fit
 from seqgen.config import DistributedConfig
 from seqgen.core.errors import ConfigError, ResourceError
 from seqgen.core.model import EncoderDecoderModel
@@ -103,10 +105,6 @@ class ProcessGroup:
                 total[name] = total.get(name, 0.0) + value
         return total
 
-    def any(self, value: bool) -> bool:
-        """True if the value is true in any rank; see ``gather``."""
-        return any(self.gather(value))
-
     @contextmanager
     def collective(self) -> Iterator[None]:
         """Turn the failure of a collective operation into an error message for the user.
@@ -151,13 +149,8 @@ def join(group: ProcessGroup, cfg: DistributedConfig, device: torch.device) -> N
             store, _, _ = next(dist.rendezvous("env://", group.rank, group.world_size, timeout=patience))  # type: ignore[no-untyped-call]
             # torchrun keeps its store when it restarts the processes; it has the addresses of those that have ended
             attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {group.world_size}"
-            dist.init_process_group(
-                chosen,
-                store=dist.PrefixStore(attempt, store),
-                rank=group.rank,
-                world_size=group.world_size,
-                timeout=patience,
-            )
+            store = dist.PrefixStore(attempt, store)
+            dist.init_process_group(chosen, store=store, rank=group.rank, world_size=group.world_size, timeout=patience)
 
 
 def leave() -> None:
@@ -166,10 +159,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-_COMPRESSION: dict[str, Callable[..., Any]] = {
-    "bfloat16": default_hooks.bf16_compress_hook,
-    "float16": default_hooks.fp16_compress_hook,
-}
+_COMPRESSION = {"bfloat16": default_hooks.bf16_compress_hook, "float16": default_hooks.fp16_compress_hook}
 _KEY = "distributed_training"
 
 
@@ -195,25 +185,12 @@ class LossModule(nn.Module):
         return out.loss, out
 
 
-def check_sharding(cfg: DistributedConfig) -> None:
-    """Check that the keys of ``distributed_training`` fit together.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    if cfg.param_dtype and cfg.sharding != "fsdp":
-        raise ConfigError(
-            f"{_KEY}.param_dtype={cfg.param_dtype} needs {_KEY}.sharding=fsdp; otherwise use common.bf16 or common.fp16"
-        )
-
-
 def unused_keys(cfg: DistributedConfig, group: ProcessGroup) -> list[str]:
     """A sentence that names the keys of ``distributed_training`` that are set, but have no effect in one process."""
-    several = {"sharding": "fsdp", "param_dtype": cfg.param_dtype, "reduce_dtype": cfg.reduce_dtype}
-    found = [f"{_KEY}.{key}={value}" for key, value in several.items() if value and getattr(cfg, key) == value]
-    if group.world_size > 1 or not found:
-        return []
-    return [f"{' and '.join(found)} without effect: there is one process; start several by torchrun"]
+    several = {"sharding": cfg.sharding == "fsdp", "param_dtype": cfg.param_dtype, "reduce_dtype": cfg.reduce_dtype}
+    found = " and ".join(f"{_KEY}.{key}={getattr(cfg, key)}" for key, is_set in several.items() if is_set)
+    alone = found and group.world_size == 1
+    return [f"{found} without effect: there is one process; start several by torchrun"] if alone else []
 
 
 def parallelize(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, device: torch.device) -> nn.Module:
@@ -259,12 +236,9 @@ def _sharded(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, de
         )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    dtypes = {name: getattr(torch, value) if value else None for name, value in vars(cfg).items() if "_dtype" in name}
-    shard = functools.partial(
-        fully_shard,
-        mesh=init_device_mesh(device.type, (group.world_size,)),
-        mp_policy=MixedPrecisionPolicy(dtypes["param_dtype"], dtypes["reduce_dtype"]),
-    )
+    param, reduce = (getattr(torch, name) if name else None for name in (cfg.param_dtype, cfg.reduce_dtype))
+    mesh = init_device_mesh(device.type, (group.world_size,))
+    shard = functools.partial(fully_shard, mesh=mesh, mp_policy=MixedPrecisionPolicy(param, reduce))
     for layer in layers_of(module.model):
         shard(layer)
     shard(module)  # what is in no layer: embeddings, last normalization, output layer, parameters of the criterion
@@ -296,8 +270,6 @@ def recompute_activations(model: nn.Module) -> None:
 def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not (layer.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
-    from torch.utils.checkpoint import checkpoint
-
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
@@ -316,18 +288,6 @@ def synchronize_gradients(module: Any, last: bool) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def reshard(module: Any) -> Iterator[None]:
-    """During its forward pass: return the weights that a module has gathered, and gather them again afterwards.
-
-    Args:
-        module: what ``parallelize`` returned for ``sharding=fsdp``.
-    """
-    module.reshard()
-    yield
-    module.unshard()
-
-
 # -- tensors of which each rank has a part -------------------------------------------------------------------------
 
 
@@ -339,11 +299,6 @@ def is_part(value: object) -> TypeGuard[DTensor]:
 def local(value: Tensor) -> Tensor:
     """This rank's part of a tensor, with the same memory; a plain tensor is returned unchanged."""
     return value.to_local() if is_part(value) else value
-
-
-def local_tensors(model: nn.Module) -> list[Tensor]:
-    """This rank's parts of all parameters and buffers; a shared tensor is listed once."""
-    return [local(value) for value in (*model.parameters(), *model.buffers())]
 
 
 def gather_whole(value: Any) -> Any:
@@ -387,8 +342,18 @@ def part_like(value: Any, model: Tensor) -> Any:
     return distribute_tensor(value.to(model.device), model.device_mesh, placements, src_data_rank=None)
 
 
-def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load whole weights into a model, each rank its parts; others stay."""
+def load(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Load whole weights into a model, each rank its parts; weights that are not saved may be missing, and stay.
+
+    Args:
+        model: the model.
+        weights: weights by name.
+        where: their origin, for messages.
+
+    Raises:
+        CheckpointError: they do not fit the model.
+    """
+    fit(model, weights, where)
     current = model.state_dict()
     model.load_state_dict({name: part_like(value, current[name]) for name, value in weights.items()}, strict=False)
 
@@ -398,10 +363,11 @@ class PlainCopy:
 
     Args:
         model: the model, not yet sharded.
+        sharded: whether it will be; if not, no copy is made, and ``of`` returns the model that it is given.
     """
 
-    def __init__(self, model: nn.Module):
-        self.model = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: nn.Module, sharded: bool):
+        self.model = copy.deepcopy(model).requires_grad_(False) if sharded else None
         self._empty()
 
     @contextlib.contextmanager
@@ -411,6 +377,9 @@ class PlainCopy:
         Args:
             sharded: the sharded model, of the same architecture.
         """
+        if self.model is None:
+            yield sharded
+            return
         parts = zip(self.model.parameters(), sharded.parameters(), strict=True)
         for plain, part in (*parts, *zip(self.model.buffers(), sharded.buffers(), strict=True)):
             plain.data = gather_whole(part.detach())
@@ -420,5 +389,5 @@ class PlainCopy:
             self._empty()
 
     def _empty(self) -> None:
-        for value in self.model.parameters():
+        for value in self.model.parameters() if self.model is not None else ():
             value.data = value.new_empty(0)

@@ -55,10 +55,9 @@ class LRScheduler(Hooked):
             update: number of updates made.
             epoch: the current epoch, from 1.
         """
-        warmup: int = self.cfg.warmup_updates
+        warmup, start = self.cfg.warmup_updates, self.cfg.warmup_init_lr
         if update < warmup:
-            start: float = self.cfg.warmup_init_lr
-            return start + (self.peak(epoch) - start) * update / warmup
+            return float(start + (self.peak(epoch) - start) * update / warmup)
         return self.after_warmup(update, epoch)
 
     def after_warmup(self, update: int, epoch: int) -> float:
@@ -117,8 +116,7 @@ class FixedSchedule(LRScheduler):
         """The epoch's value; from epoch ``force_anneal``, the last value times one ``lr_shrink`` per epoch."""
         if not self.cfg.force_anneal or epoch < self.cfg.force_anneal:
             return self.peak(epoch)
-        shrunk: float = self.lr[-1] * self.cfg.lr_shrink ** (epoch + 1 - self.cfg.force_anneal)
-        return shrunk
+        return float(self.lr[-1] * self.cfg.lr_shrink ** (epoch + 1 - self.cfg.force_anneal))
 
 
 @dataclass
@@ -144,8 +142,7 @@ class PolynomialSchedule(LRScheduler):
         """``end + (lr - end) * remaining ** power``; ``remaining`` falls from 1 after the warm-up to 0."""
         warmup, end = self.cfg.warmup_updates, self.cfg.end_learning_rate
         remaining = max(0.0, (self.total - update) / max(1, self.total - warmup))
-        value: float = end + (self.peak(epoch) - end) * remaining**self.cfg.power
-        return value if update < self.total else end
+        return float(end + (self.peak(epoch) - end) * remaining**self.cfg.power if update < self.total else end)
 
 
 @dataclass
@@ -179,8 +176,7 @@ class CosineSchedule(LRScheduler):
             done, length, periods = done - length, length * self.cfg.t_mult, periods + 1
         shrink = self.cfg.lr_shrink**periods
         low, high = self.cfg.min_lr * shrink, self.peak(epoch) * shrink
-        value: float = low + 0.5 * (high - low) * (1 + math.cos(math.pi * min(done / length, 1.0)))
-        return value
+        return float(low + 0.5 * (high - low) * (1 + math.cos(math.pi * min(done / length, 1.0))))
 
 
 @dataclass

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from seqgen.config import like, option
 from seqgen.core.errors import ConfigError
 from seqgen.registry import register_optimizer
-from seqgen.training.distributed import is_part, local_tensors
+from seqgen.training.distributed import is_part, local
 
 
 @dataclass
@@ -92,14 +92,14 @@ class SGD(torch.optim.SGD):
 class NAG(torch.optim.SGD):
     """Nesterov's accelerated gradient (Sutskever et al. 2013), the optimizer of the convolutional models' paper."""
 
-    def __init__(self, params: Any, momentum: float, weight_decay: float, fused: bool):
-        super().__init__(params, momentum=momentum, nesterov=momentum > 0, fused=fused)
-        self.decay = weight_decay
+    decay = 0.0
 
     @classmethod
     def build(cls, cfg: NAGConfig, params: list[Parameter]) -> Self:
         """Build it from the configuration that the class is registered with, and the parameters to train."""
-        return cls(params, cfg.momentum, cfg.weight_decay, _can_fuse(params))
+        made = cls(params, momentum=cfg.momentum, nesterov=cfg.momentum > 0, fused=_can_fuse(params))
+        made.decay = cfg.weight_decay
+        return made
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -163,25 +163,18 @@ class Adafactor(torch.optim.Optimizer):
         return cls(params, cfg)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Update all parameters that have a gradient; returns the loss of ``closure``, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     self._update(param, param.grad, group["lr"])
-        return loss
 
     def _update(self, param: Tensor, grad: Tensor, lr: float) -> None:
         cfg, state = self.cfg, self.state[param]
         grad = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
-        step = state.get("step", 0) + 1
-        state["step"] = step
-        beta2 = 1.0 - step**cfg.decay_rate
-        update = self._precondition(grad, state, beta2)
+        step = state["step"] = state.get("step", 0) + 1
+        update = self._precondition(grad, state, beta2=1.0 - step**cfg.decay_rate)
         update.div_((_rms(update) / cfg.clip_threshold).clamp_(min=1.0))
         if cfg.relative_step:
             lr = min(1e-6 * step if cfg.warmup_init else 1e-2, 1.0 / math.sqrt(step))
@@ -217,10 +210,7 @@ def _rms(values: Tensor) -> Tensor:
     return values.square().mean().sqrt()
 
 
-M = TypeVar("M", bound=nn.Module)
-
-
-class EMA(Generic[M]):
+class EMA:
     """A copy of a model whose weights are averages over the updates (Polyak & Juditsky 1992); it often decodes better.
 
     After update ``u`` (from 1), each average becomes ``d * average + (1 - d) * weight`` with
@@ -234,12 +224,12 @@ class EMA(Generic[M]):
         model: the copy with the averages; it shares no tensors with the trained model.
     """
 
-    def __init__(self, model: M, decay: float):
+    def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
-        self.model: M = copy.deepcopy(model).requires_grad_(False)
+        self.model: Any = copy.deepcopy(model).requires_grad_(False)
 
     @torch.no_grad()
-    def update(self, model: M, update: int) -> None:
+    def update(self, model: nn.Module, update: int) -> None:
         """Update the average.
 
         Args:
@@ -247,7 +237,7 @@ class EMA(Generic[M]):
             update: number of the update, from 1.
         """
         weight = 1.0 - min(self.decay, update / (update + 9))
-        averages, values = local_tensors(self.model), local_tensors(model)
+        averages, values = ([local(one) for one in (*m.parameters(), *m.buffers())] for m in (self.model, model))
         floating = [i for i, value in enumerate(values) if value.is_floating_point()]
         torch._foreach_lerp_([averages[i] for i in floating], [values[i] for i in floating], weight)
         for i in set(range(len(values))).difference(floating):

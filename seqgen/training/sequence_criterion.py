@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,14 +137,9 @@ class SequenceCriterion(Criterion):
         with torch.set_grad_enabled(torch.is_grad_enabled() and weight > 0):
             token_loss, nll, correct = cross_entropy(kept.logits(model, kept.features(model)), kept.target)
         loss, logged = self.sequence_loss(model, batch) if weight < 1 else (0.0, {})
-        sentences = batch.ids.numel()
-        counts: dict[str, Tensor | float] = {
-            "nll_loss": nll,
-            "correct": correct,
-            "ntokens": kept.target.numel(),
-            "nsentences": sentences,
-        }
-        return CriterionOut(weight * token_loss + (1 - weight) * loss, sentences, {**counts, **logged})
+        tokens, sentences = kept.target.numel(), batch.ids.numel()
+        logged = {"nll_loss": nll, "correct": correct, "ntokens": tokens, "nsentences": sentences, **logged}
+        return CriterionOut(weight * token_loss + (1 - weight) * loss, sentences, logged)
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -176,7 +170,6 @@ class SequenceCriterion(Criterion):
         """
         if batch.segments is not None:
             raise ConfigError("a criterion that decodes needs dataset.pack=false")
-        begin = time.perf_counter()
         alone, previous = isinstance(model, EncoderDecoderModel), batch.prev_output_tokens
         first = previous[:, 0] if alone and previous is not None else None
         sample = replace(batch, prev_output_tokens=None, target=None, target_lengths=None, start_tokens=first)
@@ -190,7 +183,6 @@ class SequenceCriterion(Criterion):
             if isinstance(search := generator.setup.search, RandomSearch):
                 search.seed += self.update
             found = self.task.inference_step(generator, whole, sample, prefix_tokens)
-        self.decoding_seconds += time.perf_counter() - begin
         # tensors of inference mode cannot be saved for the backward pass
         return [[map_tensors(hypothesis, Tensor.clone) for hypothesis in hypotheses] for hypotheses in found]
 
@@ -212,7 +204,9 @@ class SequenceCriterion(Criterion):
         """
         references = (Hypothesis(one, math.nan, torch.full((len(one),), math.nan)) for one in self.references(batch))
         pairs = zip(hypotheses, references, strict=True)
-        return [[*row, *([] if any(_equal(one, own) for one in row) else [own])] for row, own in pairs]
+        return [
+            [*row, *([] if any(torch.equal(one.tokens, own.tokens) for one in row) else [own])] for row, own in pairs
+        ]
 
     def references(self, batch: Batch) -> list[Tensor]:
         """The target tokens of each sentence without padding, ``(T,)`` int64 on the CPU."""
@@ -297,10 +291,6 @@ class _Row(NamedTuple):
     place: int
     tokens: Tensor
     forced_end: bool = False
-
-
-def _equal(one: Hypothesis, other: Hypothesis) -> bool:
-    return torch.equal(one.tokens, other.tokens)
 
 
 def _parts(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:

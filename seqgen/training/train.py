@@ -52,10 +52,6 @@ def _leave_terminal() -> None:
                     os.dup2(nowhere.fileno(), descriptor)
 
 
-GRACE = 5.0
-"""Seconds that a process which has lost another one waits for the signal by which ``torchrun`` ends all of them."""
-
-
 def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu") -> int:
     """Train a model into a run folder, or resume the run in it.
 
@@ -84,16 +80,12 @@ def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str
             try:
                 return TrainingRun(cfg, task, folder, device, group, signals).run()
             except LostRanksError:
-                if _told_to_end(signals):  # torchrun ends all because of the error of one, which has been shown
+                # torchrun ends all processes by a signal because of the error of one, which has been shown
+                deadline = time.monotonic() + 5
+                while not signals.received and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                if signals.received:
                     return signals.exit_code
                 raise
     finally:
         leave()
-
-
-def _told_to_end(signals: StopSignals) -> bool:
-    """True if a signal asks this process to end, now or within ``GRACE`` seconds."""
-    deadline = time.monotonic() + GRACE
-    while not signals.received and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(signals.received)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqgen.checkpoints.model_weights import fit, named
+from seqgen.checkpoints.model_weights import named
 from seqgen.config import TrainConfig
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.core.model import EncoderDecoderModel
@@ -21,22 +22,9 @@ from seqgen.modules.linear import TRAINING
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
+from seqgen.training import distributed
 from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, check_out, sum_outs
-from seqgen.training.distributed import (
-    LossModule,
-    PlainCopy,
-    ProcessGroup,
-    check_sharding,
-    gather_tensors,
-    gather_whole,
-    load,
-    local,
-    parallelize,
-    part_like,
-    recompute_activations,
-    reshard,
-    synchronize_gradients,
-)
+from seqgen.training.distributed import LossModule, PlainCopy, ProcessGroup
 from seqgen.training.lr_schedulers import LRScheduler
 from seqgen.training.optimizers import EMA
 
@@ -62,14 +50,12 @@ class UpdateResult:
         gnorm: L2 norm of the gradient of the mean loss, before clipping; that of the last optimizer step.
         lr: the learning rate of this update.
         skipped: why the update was skipped; empty if it was not.
-        decoding_seconds: time that this rank's criterion spent decoding.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     gnorm: float = 0.0
     lr: float = 0.0
     skipped: str = ""
-    decoding_seconds: float = 0.0
 
 
 class Trainer:
@@ -80,10 +66,11 @@ class Trainer:
         task: computes the loss of a batch.
         model: the model, on its device.
         device: where to compute.
-        group: this process's rank in the process group; ``None`` for a single process.
+        group: this process's rank in the process group.
 
     Attributes:
         update: number of updates made so far.
+        sharded: whether each rank has only a part of the weights.
         ema: the exponential moving average of the weights; ``None`` if ``optimization.ema_decay`` is 0.
 
     Raises:
@@ -91,17 +78,11 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        cfg: TrainConfig,
-        task: Task,
-        model: EncoderDecoderModel,
-        device: torch.device,
-        group: ProcessGroup | None = None,
+        self, cfg: TrainConfig, task: Task, model: EncoderDecoderModel, device: torch.device, group: ProcessGroup
     ):
         if cfg.common.bf16 and cfg.common.fp16:
             raise ConfigError("common.bf16 and common.fp16 cannot both be true; choose one")
-        self.cfg, self.task, self.model, self.device = cfg, task, model, device
-        self.group = group or ProcessGroup()
+        self.cfg, self.task, self.model, self.device, self.group = cfg, task, model, device, group
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
         self.criterion.begin_training(model)
         self.criterion.module.to(next(model.parameters()))
@@ -109,13 +90,12 @@ class Trainer:
         decay = cfg.optimization.ema_decay
         self.ema = EMA(model, decay) if decay else None
         self._parallelize(model)
-        every = [*model.named_parameters(), *self.criterion.module.named_parameters("criterion")]
-        named = [(name, param) for name, param in every if param.requires_grad]
-        self.names = [name for name, _ in named]
-        self.params = [param for _, param in named]
+        every = (*model.named_parameters(), *self.criterion.module.named_parameters("criterion"))
+        self.named_params = {name: param for name, param in every if param.requires_grad}
+        self.params = list(self.named_params.values())
         self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, self.params)  # type: ignore[attr-defined]
         self.scheduler: LRScheduler = LR_SCHEDULERS.of(cfg.lr_scheduler).component(cfg.lr_scheduler, cfg.optimization)
-        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7) if cfg.common.fp16 else None
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7, enabled=cfg.common.fp16)
         self.update = 0
         self.skips = 0  # in a row
         self._optimizer_step = 0  # of the current update
@@ -123,26 +103,29 @@ class Trainer:
     def _parallelize(self, model: EncoderDecoderModel) -> None:
         """Connect the model with the other ranks; see ``parallelize``."""
         cfg, sharding = self.cfg, self.cfg.distributed_training
-        check_sharding(sharding)
-        sharded = sharding.sharding == "fsdp" and self.group.world_size > 1
-        if sharded and cfg.common.fp16:
+        if sharding.param_dtype and sharding.sharding != "fsdp":
+            raise ConfigError(
+                f"distributed_training.param_dtype={sharding.param_dtype} needs distributed_training.sharding=fsdp; "
+                "otherwise use common.bf16 or common.fp16"
+            )
+        self.sharded = sharding.sharding == "fsdp" and self.group.world_size > 1
+        if self.sharded and cfg.common.fp16:
             raise ConfigError("common.fp16 is not possible with distributed_training.sharding=fsdp; use common.bf16")
         if self.group.world_size > 1 and cfg.optimization.out_of_memory == "skip":
             raise ConfigError(
                 "optimization.out_of_memory=skip is for one process, since several exchange gradients during a batch; "
                 "remove it"
             )
-        self._copy = PlainCopy(model) if sharded else None
-        self._criterion_copy = PlainCopy(self.criterion.module) if sharded else None
+        self._copy, self._criterion_copy = (PlainCopy(part, self.sharded) for part in (model, self.criterion.module))
         if cfg.optimization.checkpoint_activations:
-            recompute_activations(model)
+            distributed.recompute_activations(model)
         loss = LossModule(
             model, lambda batch, model: check_out(self.criterion, self.task.train_step(batch, model, self.criterion))
         )
         loss.add_module("criterion", self.criterion.module)
-        self._loss_module = parallelize(loss, sharding, self.group, self.device)
-        if sharded and self.ema is not None:
-            parallelize(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
+        self._loss_module: Any = distributed.parallelize(loss, sharding, self.group, self.device)
+        if self.sharded and self.ema is not None:
+            distributed.parallelize(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 
     @property
     def eval_model(self) -> EncoderDecoderModel:
@@ -152,15 +135,8 @@ class Trainer:
     @contextlib.contextmanager
     def plain(self, model: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
         """The model with all of its weights; all ranks call this. It is a copy if the weights are sharded."""
-        if self._copy is None:
-            yield model
-        else:
-            with self.group.collective(), self._copy.of(model) as copy:
-                yield copy
-
-    def _begin(self, kept: dict[Any, Any] | None = None) -> None:
-        """Give the criterion the state of training."""
-        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes, kept))
+        with self.group.collective(), self._copy.of(model) as copy:
+            yield copy
 
     def _passes(self, model: EncoderDecoderModel, needed: int) -> int:
         """The number of passes through a model for a criterion; see ``TrainingContext``."""
@@ -173,16 +149,17 @@ class Trainer:
         if not self.sharded or model is not self.model:
             yield model
             return
-        with reshard(self._loss_module), self.plain(model) as copy:
+        self._loss_module.reshard()  # its weights are gathered during its forward pass
+        with self.plain(model) as copy:
             yield copy
+        self._loss_module.unshard()
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[EncoderDecoderModel]:
         """``eval_model`` in evaluation mode, with all of its weights; all ranks call this."""
-        self._begin()
-        copied, module = self._criterion_copy, self.criterion.module
-        of_criterion = contextlib.nullcontext(module) if copied is None else copied.of(module)
-        with self.plain(self.eval_model) as model, of_criterion as self.criterion.module:
+        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes))
+        module = self.criterion.module
+        with self.plain(self.eval_model) as model, self._criterion_copy.of(module) as self.criterion.module:
             parts = nn.ModuleList([model, self.criterion.module]).eval()
             try:
                 yield model
@@ -192,9 +169,9 @@ class Trainer:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass: autocast to bfloat16 or float16, if configured."""
-        if not (self.cfg.common.bf16 or self.cfg.common.fp16):
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
+        cfg = self.cfg.common
+        dtype = torch.float16 if cfg.fp16 else torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=cfg.bf16 or cfg.fp16)
 
     def train_update(self, batches: Sequence[Batch | None], epoch: int, spare: Spare = None) -> UpdateResult:
         """Make one update from the gradients of several batches.
@@ -218,13 +195,12 @@ class Trainer:
         """
         self._loss_module.train()
         result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
-        self._begin(kept={})
-        decoding, steps = self.criterion.decoding_seconds, self.criterion.optimizer_steps
+        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes, {}))
+        steps = self.criterion.optimizer_steps
         for self._optimizer_step in range(steps):
             self._make_step(result, batches, spare)
             if result.skipped:
                 return result
-        result.decoding_seconds = self.criterion.decoding_seconds - decoding
         self.update += 1
         self.skips = 0
         self.criterion.after_update(result.sums)
@@ -244,16 +220,13 @@ class Trainer:
         for name, value in sums.items():
             result.sums[name] = result.sums.get(name, 0.0) + value
         if not math.isfinite(sums["loss"]):
-            bad = [i for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss) for i in part.tolist()]
-            bad = [sentence for part in self.group.gather(bad) for sentence in part]
-            return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {_some(bad)}")
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        norm = self._normalize_gradients(sums["sample_size"])
-        result.gnorm = float(norm)
-        if not math.isfinite(result.gnorm) and self.scaler is None:
-            every = [i for part in self.group.gather(torch.cat(ids).tolist() if ids else []) for i in part]
-            return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {_some(every)}")
+            bad = self._sentences([part for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss)])
+            return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {bad}")
+        self.scaler.unscale_(self.optimizer)
+        result.gnorm = float(self._normalize_gradients(sums["sample_size"]))
+        if not math.isfinite(result.gnorm) and not self.scaler.is_enabled():
+            every = self._sentences(ids)
+            return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {every}")
         return self._step(result)
 
     def _gradients(self, batches: Sequence[Batch | None], spare: Spare) -> tuple[list[CriterionOut], str]:
@@ -264,7 +237,7 @@ class Trainer:
         """
         outs: list[CriterionOut] = []
         for place, batch in enumerate(batches):
-            with synchronize_gradients(self._loss_module, last=place == len(batches) - 1):
+            with distributed.synchronize_gradients(self._loss_module, last=place == len(batches) - 1):
                 try:
                     if batch is not None:
                         outs.append(self._backward(batch, place))
@@ -275,11 +248,17 @@ class Trainer:
                     if self.cfg.optimization.out_of_memory != "skip" or not out_of_memory(error):
                         raise
             # outside of the handler, which keeps the tensors of the failed pass alive
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            sentences = batch.ids.tolist() if batch is not None else []
-            return outs, f"memory ran out on a batch with the sentences {_some(sentences)}"
+            torch.cuda.empty_cache()
+            sentences = self._sentences([batch.ids] if batch is not None else [])
+            return outs, f"memory ran out on a batch with the sentences {sentences}"
         return outs, ""
+
+    def _sentences(self, ids: Sequence[Tensor], limit: int = 10) -> str:
+        """The numbers of sentences of all ranks, for a message; all ranks call this."""
+        mine = [number for of_batch in ids for number in of_batch.tolist()]
+        every = sorted(number for of_rank in self.group.gather(mine) for number in of_rank)
+        more = f" and {len(every) - limit} more" if len(every) > limit else ""
+        return f"{', '.join(map(str, every[:limit]))}{more} (numbered from 0)"
 
     def _backward(self, batch: Batch, place: int, weight: int = 1) -> CriterionOut:
         """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks.
@@ -293,7 +272,7 @@ class Trainer:
         with group.collective():
             with self.autocast():
                 loss, out = self._loss_module(batch.to(self.device))
-            loss = loss if self.scaler is None else self.scaler.scale(loss)
+            loss = self.scaler.scale(loss)
             torch.autograd.backward(loss if weight == 1 else loss * weight)
         return out
 
@@ -303,22 +282,19 @@ class Trainer:
         sample_size /= self.group.world_size  # the gradients are means over the ranks
         grads = [param.grad for param in self.params if param.grad is not None]
         with self.group.collective():
-            norm: Tensor = gather_whole(torch.nn.utils.get_total_norm(grads)) / sample_size
+            norm: Tensor = distributed.gather_whole(torch.nn.utils.get_total_norm(grads)) / sample_size
         clip = self.cfg.optimization.clip_norm
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
-        torch._foreach_mul_([local(grad) for grad in grads], factor / sample_size)
+        torch._foreach_mul_([distributed.local(grad) for grad in grads], factor / sample_size)
         return norm
 
     def _step(self, result: UpdateResult) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = result.lr * group.get("lr_scale", 1.0)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            if not math.isfinite(result.gnorm):
-                self._leave_out(result, "float16 overflow; the loss scale was halved", expected=True)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if not math.isfinite(result.gnorm):
+            self._leave_out(result, "float16 overflow; the loss scale was halved", expected=True)
 
     def _leave_out(self, result: UpdateResult, reason: str, expected: bool = False) -> None:
         """Drop the gradients and note the reason, or raise ``NonFiniteError``, unless the overflow is ``expected``."""
@@ -334,22 +310,28 @@ class Trainer:
         done = self._optimizer_step
         result.skipped = f"{reason}, after {done} of its optimizer steps" if done else reason
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gather_tensors``."""
-        with self.group.collective():
-            return self._gathered(self.eval_model)
+    def weights(self, model: EncoderDecoderModel | None = None) -> dict[str, Tensor]:
+        """The weights of a model that checkpoints contain, by name; all ranks call this.
 
-    def _gathered(self, model: EncoderDecoderModel) -> dict[str, Tensor]:
-        """The weights of a model that checkpoints contain."""
-        return gather_tensors(named(model.state_dict(keep_vars=True), model.saved_weights), self.group.is_main)
+        Args:
+            model: the trained model; ``None`` for ``eval_model``.
+
+        Returns:
+            The weights; see ``gather_tensors``.
+        """
+        model = self.eval_model if model is None else model
+        with self.group.collective():
+            saved = named(model.state_dict(keep_vars=True), model.saved_weights)
+            return distributed.gather_tensors(saved, self.group.is_main)
 
     def state_dict(self) -> dict[str, Any]:
         """The training state without ``weights``: nested plain values and tensors. All ranks call this."""
-        state, main = self.optimizer.state_dict(), self.group.is_main
+        state, names = self.optimizer.state_dict(), list(self.named_params)
+        gather = functools.partial(distributed.gather_tensors, keep=self.group.is_main)
         with self.group.collective():
-            values = {self.names[int(index)]: gather_tensors(value, main) for index, value in state["state"].items()}
-            trained = self._gathered(self.model) if self.ema is not None else {}
-            of_criterion = gather_tensors(self.criterion.module.state_dict(keep_vars=True), main)
+            values = {names[int(index)]: gather(value) for index, value in state["state"].items()}
+            trained = self.weights(self.model) if self.ema is not None else {}
+            of_criterion = gather(self.criterion.module.state_dict(keep_vars=True))
         return {
             "update": self.update,
             "skips": self.skips,
@@ -361,7 +343,7 @@ class Trainer:
                 "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
             },
             "lr_scheduler": self.scheduler.state_dict(),
-            "scaler": self.scaler.state_dict() if self.scaler is not None else {},
+            "scaler": self.scaler.state_dict(),
             "trained_weights": trained,
         }
 
@@ -377,41 +359,32 @@ class Trainer:
             CheckpointError: the weights do not fit the model.
         """
         if self.ema is not None:
-            fit(self.ema.model, weights, where)
-            load(self.ema.model, weights)
+            distributed.load(self.ema.model, weights, where)
             weights = state["trained_weights"]
-        fit(self.model, weights, where)
-        load(self.model, weights)
-        fit(self.criterion.module, state["criterion_weights"], f"{where}, parameters of the criterion")
-        load(self.criterion.module, state["criterion_weights"])
+        distributed.load(self.model, weights, where)
+        distributed.load(self.criterion.module, state["criterion_weights"], f"{where}, parameters of the criterion")
         self._load_optimizer(state["optimizer"])
         self.scheduler.load_state_dict(state["lr_scheduler"])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
+        self.scaler.load_state_dict(state["scaler"])
         self.update, self.skips, TRAINING.onednn = state["update"], state["skips"], state["onednn"]
         self.criterion.load_state_dict(state["criterion"])
-
-    @property
-    def sharded(self) -> bool:
-        """True if each rank has only a part of the weights."""
-        return self._copy is not None
 
     def load_initial(self, model: EncoderDecoderModel) -> None:
         """Begin with the weights of a model of the same architecture, also as the average of the weights."""
         for one in (self.model, self.eval_model):
             if one is not model:
-                load(one, model.state_dict())
+                distributed.load(one, model.state_dict(), "the weights to begin with")
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         current = self.optimizer.state_dict()
-        indices = {name: index for index, name in enumerate(self.names)}
+        indices = {name: index for index, name in enumerate(self.named_params)}
         groups = []
         for group, values in zip(current["param_groups"], saved["groups"], strict=True):
             # JSON has no tuples; fused and foreach depend on the device, not on the run
             values = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in values.items()}
             groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
         state = {
-            indices[name]: {key: part_like(value, self.params[indices[name]]) for key, value in values.items()}
+            indices[name]: {key: distributed.part_like(value, self.named_params[name]) for key, value in values.items()}
             for name, values in saved["state"].items()
         }
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -425,8 +398,3 @@ def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:
         raise ConfigError(f"optimization.freeze: {error}") from None
     if not num_parameters(model, trainable_only=True):
         raise ConfigError(f"optimization.freeze=[{','.join(patterns)}] leaves no parameter to train; remove a pattern")
-
-
-def _some(ids: Sequence[int], limit: int = 10) -> str:
-    more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
-    return f"{', '.join(str(i) for i in sorted(ids)[:limit])}{more} (numbered from 0)"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,7 +13,8 @@ from seqgen.config.values import DEFAULTS, to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.iterator import EpochIterator
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.members import ModelInMemory
+from seqgen.text.translator import Translator
 from seqgen.training.criteria import check_out, mean_scores, sum_outs
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class Interrupted(Exception):
     """Training was asked to stop during validation."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A decoded sentence.
 
     Attributes:
@@ -69,8 +69,8 @@ def pick(scores: Mapping[str, float], metric: str) -> float:
     by_name = {name.lower(): value for name, value in scores.items()}
     if metric.lower() not in by_name:
         raise ConfigError(
-            f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; "
-            "scores of decoded text need dataset.validate_decode to be set"
+            f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; for "
+            "scores of decoded text set dataset.validate_decode to the number of sentences to decode (-1 for all)"
         )
     return by_name[metric.lower()]
 
@@ -104,17 +104,11 @@ class Validator:
     def _check_metric(self) -> None:
         """Check before training that validation computes the metric that ranks checkpoints."""
         metric = self.trainer.cfg.checkpoint.best_checkpoint_metric
-        decoded = {name.lower() for name in self.trainer.task.metrics(["a"], ["a"])}
-        decoded |= {f"{part}.{name}".lower() for part in self.iterators for name in decoded}
-        if metric.lower() in decoded and not self.decode_limit:
-            raise ConfigError(
-                f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; set "
-                "dataset.validate_decode to the number of validation sentences to decode (-1 for all)"
-            )
-        if metric.lower() not in ("loss", *decoded):
+        names = list(self.trainer.task.metrics(["a"], ["a"])) if self.decode_limit else []
+        decoded = [*names, *(f"{part}.{name}" for part in self.iterators for name in names)]
+        if metric.lower() not in ("loss", *map(str.lower, decoded)):
             with self.trainer.evaluation() as model:
-                computed = self._loss(model, batches=1) | dict.fromkeys(decoded if self.decode_limit else (), 0.0)
-            pick(computed, metric)
+                pick(self._loss(model, batches=1) | dict.fromkeys(decoded, 0.0), metric)
 
     def validate(self) -> ValidationResult:
         """Compute all scores.
@@ -144,13 +138,11 @@ class Validator:
             sums = self.trainer.group.sum(self._sums(model, iterator, batches))
             total = {key: total.get(key, 0.0) + value for key, value in sums.items()}
             if name:
-                by_part |= _named(name, mean_scores(sums))
+                by_part |= {f"{name}.{key}": value for key, value in mean_scores(sums).items()}
         return mean_scores(total) | by_part
 
     @torch.no_grad()
-    def _sums(
-        self, model: EncoderDecoderModel, iterator: EpochIterator, batches: int | None = None
-    ) -> dict[str, float]:
+    def _sums(self, model: EncoderDecoderModel, iterator: EpochIterator, batches: int | None) -> dict[str, float]:
         trainer = self.trainer
         iterator.epoch, iterator.consumed = 1, 0
         outs = []
@@ -164,17 +156,21 @@ class Validator:
 
     def _decode(self, model: EncoderDecoderModel, result: ValidationResult) -> None:
         """Decode the first sentences of each part and score them; add scores and samples to the result."""
-        every: tuple[list[str], list[str]] = ([], [])
+        every: list[Sample] = []
         for name in self.iterators:
             samples = self._decode_part(model, name)
-            hypotheses, references = [s.hypothesis for s in samples], [s.reference for s in samples]
-            if name and any(references):
-                result.scores |= _named(name, self.trainer.task.metrics(hypotheses, references))
+            if name:
+                result.scores |= {f"{name}.{key}": value for key, value in self._metrics(samples).items()}
             result.samples += samples[:SAMPLES]
-            every[0].extend(hypotheses)
-            every[1].extend(references)
-        if any(every[1]):
-            result.scores |= self.trainer.task.metrics(*every)
+            every += samples
+        result.scores |= self._metrics(every)
+
+    def _metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """The scores of decoded sentences; none if they have no references."""
+        references = [sample.reference for sample in samples]
+        if not any(references):
+            return {}
+        return self.trainer.task.metrics([sample.hypothesis for sample in samples], references)
 
     def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
         """Decode the first sentences with the code of ``seqgen-generate``; each rank decodes its share."""
@@ -184,8 +180,7 @@ class Validator:
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
         chosen = {key: value for key, value in to_dict(trainer.cfg.generation).items() if value != DEFAULTS[key]}
-        settings = {**chosen, **task.decoding_settings()}
-        decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
+        decoding = Translator(ModelInMemory(trainer.task, model), **{**chosen, **task.decoding_settings()}).prepare()
         hypotheses = [""] * len(sources)
         share = range(group.rank, len(sources), group.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
@@ -200,7 +195,3 @@ class Validator:
     def _check_stop(self) -> None:
         if self.trainer.group.world_size == 1 and self.should_stop():  # several ranks stop together, after validation
             raise Interrupted
-
-
-def _named(part: str, scores: Mapping[str, float]) -> dict[str, float]:
-    return {f"{part}.{name}": value for name, value in scores.items()}

@@ -152,7 +152,7 @@ def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "test").write_text("two dogs\n")
     outcome = command("score", f"path={PATH}", f"source={tmp_path / 'test'}", f"reference={tmp_path / 'test'}")
     assert outcome.code == 0, outcome.err
-    outcome = command("convert", "format=average", f"path=[{PATH},{PATH}]")
+    outcome = command("convert", "format=average", f"path=[{PATH},{PATH}]", "output=average")
     assert outcome.code == 2
     assert "only checkpoints of runs are averaged; make it a run with seqgen-convert path=hf:" in outcome.err
 

@@ -80,7 +80,7 @@ def commands_on(run: Path, data: Path) -> dict[str, tuple[str, ...]]:
         "generate": ("generate", f"path={run}", f"input={data}/test.en"),
         "test split": ("generate", f"path={run}/checkpoints/last"),
         "score": ("score", f"path={run}", f"source={data}/test.en", f"reference={data}/test.de"),
-        "average": ("convert", "format=average", f"path={run}/checkpoints/last"),
+        "average": ("convert", "format=average", f"path={run}/checkpoints/last", f"output={run.parent}/average"),
         "convert": ("convert", "format=huggingface", f"path={run}", f"output={run.parent}/converted"),
         "resume": ("train", *training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=9",
                    "optimization.lr=[5e-3]"),
@@ -115,7 +115,8 @@ def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Pat
     run, plugin = tmp_path / "run", "common.user_dir=examples/dates.py"
     arguments = ("task=dates", *SMALL_TRANSFORMER, "optimization.max_update=1", "common.threads=1")
     assert command("train", f"run_dir={run}", plugin, *arguments).code == 0
-    assert command("convert", "format=average", f"path={run}/checkpoints/last").code == 0, "averaging needs no plugin"
+    averaged = command("convert", "format=average", f"path={run}/checkpoints/last", f"output={tmp_path}/average")
+    assert averaged.code == 0, "averaging needs no plugin"
     assert "tokenizer/dictionary.json" in json.loads((run / RUN_CHECKSUMS).read_text())["files"]
     shutil.rmtree(run / "tokenizer")
     refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
@@ -183,8 +184,9 @@ def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -
 
 def test_runs_with_other_tokenizers_are_not_averaged(run: Path, data: Path, tmp_path: Path) -> None:
     other = train(data, tmp_path / "other", "task.spm_type=bpe")
-    refused(command("convert", "format=average", f"path=[{run},{other}]"), str(other), "tokenizer differs")
-    outcome = command("convert", "format=average", f"path=[{run},{run}/checkpoints/last]")
+    average = ("convert", "format=average", f"output={tmp_path}/average")
+    refused(command(*average, f"path=[{run},{other}]"), str(other), "tokenizer differs")
+    outcome = command(*average, f"path=[{run},{run}/checkpoints/last]")
     assert (outcome.code, outcome.err) == (0, "")
 
 

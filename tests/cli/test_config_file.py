@@ -117,7 +117,7 @@ def test_a_message_names_the_file(content: str, tmp_path: Path) -> None:
     [
         ("generate", "output"), ("generate", "trace"), ("generate", "record"), ("generate", "job.folder"),
         ("train", "run_dir"), ("train", "task.cache_dir"), ("tune", "json"), ("score", "json"), ("show", "page"),
-        ("convert", "output"), ("convert", "path"), ("show", "path"),
+        ("convert", "output"), ("show", "path"),
     ],
 )  # fmt: skip
 def test_a_file_names_nothing_that_is_written(name: str, key: str, tmp_path: Path) -> None:

@@ -159,10 +159,13 @@ def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None
     [
         (["output=y"], "path is missing: set path=MODEL, or path=[A,B] with format=average"),
         (["path=x"], "output is missing: set output=FOLDER, the run folder to write"),
+        (["path=[x,y]", "format=average"], "output is missing: set output=FOLDER, the average folder to write"),
+        (["path=x", "output=y", "last=5"], "last has no effect with format=run; remove it, or set format=average"),
         (["path=x", "format=average", "opset=18"], "opset has no effect with format=average"),
-        (["path=x", "format=export", "output=y", "name=z"], "name has no effect with format=export"),
+        (["path=x", "format=export", "output=y", "target_lang=de"], "target_lang has no effect with format=export"),
+        (["path=x", "format=average", "output=y", "reading.dictionary=z"], "reading has no effect with format=average"),
         (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),
-        (["path=[a,b]", "format=average", "last=2"], "last=2 needs one run folder, but path names 2"),
+        (["path=[a,b]", "format=average", "output=y", "last=2"], "last=2 needs one run folder, but path names 2"),
     ],
 )
 def test_keys_without_effect_are_refused(arguments: list[str], words: str) -> None:

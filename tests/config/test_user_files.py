@@ -65,7 +65,7 @@ def forget() -> None:
         for entry in own:
             for name in (entry.name, *entry.presets):
                 registry._entries.pop(name, None)
-        registry._recorded.clear()
+        registry.recorded.clear()
     for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
     _USER_FILES.files.clear()

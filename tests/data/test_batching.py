@@ -16,7 +16,7 @@ def array(pairs: list[tuple[int, int]]) -> np.ndarray:
 
 
 def as_lists(batches: Batches) -> list[list[int]]:
-    return [batches[i].tolist() for i in range(len(batches))]
+    return [batch.tolist() for batch in batches]
 
 
 @given(pairs=lengths_lists, max_tokens=limits, batch_size=limits, seed=st.one_of(st.none(), st.integers(0, 9)))
@@ -71,21 +71,13 @@ def test_one_side_only() -> None:
     assert as_lists(make_batches(lengths, batch_size=2)) == [[1, 3], [0, 2]]
 
 
-@given(count=st.integers(0, 20), world_size=st.integers(1, 7))
-def test_shards(count: int, world_size: int) -> None:
-    batches = make_batches(np.ones((count, 2), np.int32), batch_size=1)
-    shards = [as_lists(batches.shard(rank, world_size)) for rank in range(world_size)]
-    assert sorted(batch[0] for shard in shards for batch in shard) == list(range(count)), "each exactly once"
-    assert {len(shard) for shard in shards} <= {count // world_size, -(-count // world_size)}
-
-
 def test_little_padding() -> None:
     """Lengths as in real text: the target's padding, which costs most, is under one percent."""
     rng = np.random.default_rng(0)
     source = rng.gamma(6, 2.5, 30_000).clip(2, 80)
     lengths = np.stack([source, (source * rng.normal(1, 0.2, 30_000)).clip(2, 90)], 1).astype(np.int32)
     batches = make_batches(lengths, max_tokens=4096, rng=np.random.default_rng([1, 1]))
-    padded = sum(len(rows) * rows.max(axis=0) for rows in (lengths[batches[i]] for i in range(len(batches))))
+    padded = sum(len(rows) * rows.max(axis=0) for rows in (lengths[batch] for batch in batches))
     share = 1 - lengths.sum(axis=0) / padded
     assert share[0] < 0.14
     assert share[1] < 0.01

@@ -102,5 +102,5 @@ def test_blocks_are_those_of_a_plain_loop(lines: list[list[int]], mode: str, siz
 def test_blocks_that_are_longer_than_the_models_positions_are_refused() -> None:
     dataset = BlockDataset(Lines(TEXT), EOS, "none", 10)  # type: ignore[arg-type]
     assert dataset.limited(4, 10) is dataset
-    with pytest.raises(ConfigError, match=r"up to 10 tokens, but the model has 9 positions"):
+    with pytest.raises(ConfigError, match=r"up to 10 target tokens, but the model has only 9 positions"):
         dataset.limited(None, 9)

@@ -69,6 +69,14 @@ def test_collate_worked_example() -> None:
     assert left.source.src_tokens.dtype == torch.int64
 
 
+@given(count=st.integers(0, 20), world_size=st.integers(1, 7))
+def test_shards(count: int, world_size: int) -> None:
+    ranks = [iterator(count, batch_size=1, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shards = [[batch.tolist() for batch in it.batches] for it in ranks]
+    assert sorted(batch[0] for shard in shards for batch in shard) == list(range(count)), "each exactly once"
+    assert {len(shard) for shard in shards} <= {count // world_size, -(-count // world_size)}
+
+
 def test_epochs() -> None:
     it = iterator()
     epochs = [[content(batch) for batch in it] for _ in range(2)]
@@ -155,7 +163,7 @@ def test_other_data_or_limits_are_refused_within_an_epoch() -> None:
     at_start = it.state_dict()
     next(iter(it))
     for other in (iterator(n=41), iterator(max_tokens=50)):
-        with pytest.raises(DataError, match=r"saved in an epoch of .* batches with 40 examples, but now there are"):
+        with pytest.raises(DataError, match=r"saved within an epoch of .* batches with 40 examples; now it has"):
             other.load_state_dict(it.state_dict())
         other.load_state_dict(at_start)
 

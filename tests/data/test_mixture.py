@@ -15,7 +15,7 @@ from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, draws, 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.record_lines import JsonFormat, Template, TsvFormat
+from seqgen.data.records import JsonFormat, Template, TsvFormat
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
@@ -126,12 +126,6 @@ def test_limits_change_neither_the_rates_nor_the_length_of_an_epoch(size: int, p
         assert len(limited) == len(mixture) == (size or sum(SIZES.values()))
         assert limited.rates == mixture.rates
         assert limited.lengths(1, 1).max() == longest
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_not_positive(parts: dict[str, PairDataset], rate: float) -> None:
-    with pytest.raises(ConfigError, match=r"the source 'b' has the rate .*must be above zero"):
-        MixtureDataset(parts, [1.0, rate, 1.0])
 
 
 def test_templates() -> None:

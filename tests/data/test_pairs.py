@@ -42,7 +42,7 @@ def test_empty_sides_are_left_out(sides: tuple[Side, Side]) -> None:
         (4, [6, 6, 2], [6, 6, 6, 6, 6, 2]),
         (5, [4, 2], [3, 2]),
     ]
-    assert dataset[0].source.dtype == torch.int64
+    assert dataset.example(0).source.dtype == torch.int64
     assert dataset.lengths().tolist() == [[3, 2], [5, 3], [3, 6], [2, 2]]
     assert dataset.report() == [
         "2 pairs of train have an empty side and are skipped: en, line 2; en, line 4.",

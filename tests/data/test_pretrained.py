@@ -35,8 +35,7 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str, file: str) -> None
     folder = write_folder(tmp_path / "folder", name)
     content = (folder / file).read_bytes()
     (folder / file).unlink()
-    with pytest.raises(DataError, match=f"has (no|neither) .*{file}"):
-        load_pretrained_tokenizer(folder)
+    assert f"has no {file}; copy the files that it was saved with" in refusal(folder)
     damaged = [b"", b"\xff\xfe", b"{", b"[]", b"null", content[: len(content) // 3], content[:-1] + b"\xff", b"x" * 99]
     messages = []
     for wrong in damaged:
@@ -72,8 +71,8 @@ def test_damaged_vocabularies(tmp_path: Path, name: str, content: str) -> None:
             {"src_lang": "de"},
             r"src_lang: the model has no language 'de' \(did you mean 'deu_Latn'\?\)",
         ),
-        ("NllbTokenizer", {"additional_special_tokens": []}, "has no token for 'eng_Latn', nor for any other language"),
-        ("BartTokenizer", {"vocab_file": "/x/vocab.json"}, "vocab_file names another file, '/x/vocab.json'"),
+        ("NllbTokenizer", {"additional_special_tokens": []}, "the model has no language 'eng_Latn'"),
+        ("BartTokenizer", {"vocab_file": "/x/vocab.json"}, "vocab_file is '/x/vocab.json', which .* copy a file"),
         ("MarianTokenizer", {"separate_vocabs": True}, ""),
     ],
 )

@@ -17,7 +17,6 @@ from seqgen.data.token_store import (
     OFFSETS,
     VALUES,
     DamagedStoreError,
-    LineError,
     TokenEncoder,
     TokenStore,
     build_store,
@@ -141,11 +140,11 @@ def test_failure_leaves_nothing_behind(tmp_path: Path, text: Path) -> None:
 class Strict(TokenEncoder):
     """Wants no ``x``."""
 
-    def encode_lines(self, lines):  # type: ignore[no-untyped-def]
-        for index, line in enumerate(lines):
+    def encode(self, chunk):  # type: ignore[no-untyped-def]
+        for number, line in enumerate(chunk.decode(), chunk.first):
             if "x" in line:
-                raise LineError(index, "there is an x; remove it")
-        return super().encode_lines(lines)
+                raise DataError(f"{chunk.path}, line {number}: there is an x; remove it")
+        return super().encode(chunk)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -159,10 +158,10 @@ def test_built_by_two_processes_at_the_same_time(tmp_path: Path, text: Path) -> 
     """The one who comes last finds the other's store and takes it."""
 
     class Slow(TokenEncoder):
-        def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+        def encode(self, chunk):  # type: ignore[no-untyped-def]
             if not other:
                 other.append(build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER)))
-            return super().encode_lines(lines)
+            return super().encode(chunk)
 
     other: list[TokenStore] = []
     store = build_store(tmp_path / "cache", "t", [text], Slow(TOKENIZER))
@@ -190,7 +189,7 @@ sys.path.insert(0, {root!r})
 from tests.data.test_store import TOKENIZER, TokenEncoder, build_store
 
 class Sleepy(TokenEncoder):
-    def encode_lines(self, lines):
+    def encode(self, chunk):
         print(os.getpid(), flush=True)
         time.sleep(60)
 
@@ -210,7 +209,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, text: Path) -> None:
 class Killed(TokenEncoder):
     """Ends its process as the system does that runs out of memory."""
 
-    def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+    def encode(self, chunk):  # type: ignore[no-untyped-def]
         os.kill(os.getpid(), 9)
 
 

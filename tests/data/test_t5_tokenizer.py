@@ -15,7 +15,6 @@ from hypothesis import given, settings, strategies as st
 
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.pretrained import (
     byte_files,
@@ -67,7 +66,7 @@ def test_ids_of_t5(model: bytes) -> None:
     assert tokenizer.dictionary.special_ids == {"pad": 0, "eos": 1, "unk": 2, "bos": None}
     assert tokenizer.dictionary.symbols[:3] == ["<pad>", "</s>", "<unk>"]
     assert len(tokenizer.dictionary) == PIECES + 100
-    assert tokenizer.num_sentinels == 100
+    assert len(tokenizer.sentinels) == 100
     assert [tokenizer.sentinel(i) for i in (0, 1, 99)] == [PIECES + 99, PIECES + 98, PIECES]
     assert tokenizer.dictionary[PIECES + 99] == "<extra_id_0>"
     with pytest.raises(DataError, match=r"no <extra_id_100>, only 100 sentinels"):
@@ -78,7 +77,7 @@ def test_ids_of_byt5() -> None:
     tokenizer = make_tokenizer(byte_files(), vocab_size=384)
     assert tokenizer.encode("aé😀") == [100, 198, 172, 243, 162, 155, 131]
     assert [tokenizer.sentinel(i) for i in (0, 124)] == [259, 383]
-    assert tokenizer.num_sentinels == 125
+    assert len(tokenizer.sentinels) == 125
     assert tokenizer.encode("a <extra_id_1>") == [100, 35, 260]
     assert tokenizer.decode([100, 198, 172, 260, 198, 1, 0]) == "aé", "an incomplete character is left out"
     assert tokenizer.decode([100, 260, 101], skip_special_tokens=False) == "a <extra_id_1> b"
@@ -89,7 +88,7 @@ def test_ids_of_byt5() -> None:
 def test_sentinels_among_the_pieces() -> None:
     names = ["<pad>", "</s>", "<unk>", "▁<extra_id_1>", "▁<extra_id_0>", "<extra_id_3>"]
     tokenizer = WhitespaceTokenizer(Dictionary(names, pad=0, eos=1, unk=2, bos=None))
-    assert [tokenizer.sentinel(i) for i in range(tokenizer.num_sentinels)] == [4, 3], "as mT5's model has them"
+    assert tokenizer.sentinels == [4, 3], "as mT5's model has them"
 
 
 def test_table_of_the_documentation(write: Callable[..., Path]) -> None:
@@ -189,22 +188,20 @@ def test_a_model_with_its_own_ids_is_written_too(tmp_path: Path) -> None:
 
 def prepare(folder: Path, **options: Any) -> tuple[Tokenizer, Tokenizer]:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "text").write_text("\n".join(TEXT))
-    text = [folder / "text"]
-    return prepare_tokenizers(TokenizerConfig(**options), folder, lambda: ParallelFiles(text, text))
+    return prepare_tokenizers(TokenizerConfig(**options), folder, lambda sides: TEXT * len(sides))
 
 
 def test_trained_by_a_task(tmp_path: Path, model: bytes) -> None:
     source, target = prepare(tmp_path / "t5", tokenizer="t5", vocab_size=23, extra_ids=7)
     assert source is target
     assert len(source.dictionary) == 30
-    assert source.num_sentinels == 7
+    assert len(source.sentinels) == 7
     assert source.sentinel(0) == 29
     assert source.decode(source.encode("two red cats.")) == "two red cats."
     with pytest.raises(DataError, match=r"too small for a vocabulary of 8000 pieces; set task\.vocab_size to at most"):
         prepare(tmp_path / "large", tokenizer="t5")
     soft, _ = prepare(tmp_path / "soft", tokenizer="t5", hard_vocab_limit=False)
-    assert soft.num_sentinels == 100
+    assert len(soft.sentinels) == 100
     (tmp_path / "own.model").write_bytes(model)
     given, _ = prepare(tmp_path / "given", tokenizer="t5", spm_model=str(tmp_path / "own.model"))
     assert len(given.dictionary) == PIECES + 100
@@ -244,11 +241,11 @@ def test_missing_files(write: Callable[..., Path], tmp_path: Path) -> None:
         load_pretrained_tokenizer(tmp_path / "nowhere")
     folder = write(SETTINGS["t5"])
     (folder / "spiece.model").unlink()
-    with pytest.raises(DataError, match=r"has neither spiece\.model nor tokenizer\.json"):
+    with pytest.raises(DataError, match=r"has no spiece\.model; copy the files that it was saved with, or set reading"):
         load_pretrained_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5TokenizerFast", "add_prefix_space": true}')
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"has no spiece\.model; copy it"):
+    with pytest.raises(DataError, match=r"has no spiece\.model; copy"):
         load_pretrained_tokenizer(folder)
 
 

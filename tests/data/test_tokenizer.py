@@ -73,14 +73,14 @@ def test_training_is_reproducible_and_names_the_possible_size() -> None:
         models = [train_sentencepiece(iter(TEXT), vocab_size=24, model_type=kind) for _ in range(2)]
         assert models[0] == models[1]
         with pytest.raises(
-            DataError, match=r"too small for a vocabulary of 8000 pieces; set task\.v to at most \d+"
+            DataError, match=r"too small for a vocabulary of 8000 pieces; set task\.vocab_size to at most \d+"
         ) as e:
-            train_sentencepiece(TEXT, vocab_size=8000, model_type=kind, key="task.v")
+            train_sentencepiece(TEXT, vocab_size=8000, model_type=kind)
         largest = int(str(e.value).split()[-1])
         assert len(SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=largest, model_type=kind)).dictionary)
         soft = train_sentencepiece(TEXT, vocab_size=8000, model_type=kind, hard_vocab_limit=False)
         assert len(SentencePieceTokenizer(soft).dictionary) == largest
-    with pytest.raises(DataError, match=r"set vocab_size to at least \d+, or character_coverage lower"):
+    with pytest.raises(DataError, match=r"set task\.vocab_size to at least \d+, or character_coverage lower"):
         train_sentencepiece(TEXT, vocab_size=6)
     with pytest.raises(DataError, match="no words"):
         train_sentencepiece(["", "  "], vocab_size=10)

@@ -154,12 +154,10 @@ def files_of(line: str, known: Iterable[str]) -> tuple[set[str], set[str]]:
         parts = [part for part in re.split(r"[\[\],]", value) if part] if equals else [word]
         if before == ">" or (equals and OUTPUTS.fullmatch(key)):
             written.add(value if equals else word)
-        elif MODELS.fullmatch(key) if equals else command_ in ("seqgen-diff", "seqgen-show"):
+        elif MODELS.fullmatch(key) if equals else command_ == "seqgen-show":
             read |= {part for name in parts for part in (name.split(":") if ".pt:" in name else [name])} - {"-"}
         elif not re.search(r"\s", word):
             read |= {part for part in parts if FILE.fullmatch(part)}
-    if "format=average" in words and not written:
-        written.add(f"{words[1].removeprefix('path=')}/checkpoints/average")
     return written, {name for name in read if not name.startswith(("hf:", "~")) and not (ROOT / name).exists()}
 
 

@@ -16,7 +16,8 @@ from examples.papers.knn_mt import BuildConfig, KnnMT, build, write_datastore
 from seqgen.cli.command import run as run_command
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.members import ModelInMemory
+from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.hypotheses import assert_same
 from tests.text_models import TEXTS, text_model

@@ -13,7 +13,8 @@ import torch
 from examples.papers.marginalized_tokenizations import MarginalConfig, estimate
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.members import ModelInMemory
+from seqgen.text.translator import Translator
 from tests.text_models import task_of, text_model
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import examples.papers.noisy_channel  # noqa: F401  # registers the reranker
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.members import ModelInMemory
+from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow

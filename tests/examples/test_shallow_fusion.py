@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from examples.papers.shallow_fusion import DensityRatio
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.members import ModelInMemory
+from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
 from tests.generators import make_generator
 from tests.hypotheses import as_pairs, assert_same_pairs

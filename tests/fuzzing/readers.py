@@ -30,7 +30,7 @@ from seqgen.checkpoints.serialization import read_tensors
 from seqgen.cli.convert import ConvertConfig, run_config, write_run
 from seqgen.core.errors import UserError
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.record_lines import JsonFormat, Records, Template
+from seqgen.data.records import JsonFormat, Records, Template
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.fast import FastT5Tokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles

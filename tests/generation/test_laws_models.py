@@ -9,10 +9,9 @@ import torch
 
 from seqgen.addons.checks.checking import NotApplicableError
 from seqgen.addons.checks.models import PASSES, STEPPING, WEIGHTS
-from seqgen.addons.checks.subject import TOLERANCE
 from tests.covering import covering
 from tests.model_zoo import ARCHITECTURES, PAD, ZOO, build
-from tests.subjects import inputs, subject_of
+from tests.subjects import TOLERANCE, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 INVARIANTS = PASSES | STEPPING | WEIGHTS

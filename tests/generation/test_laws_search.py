@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.addons.checks.checking import check_all
+from seqgen.addons.checks.checking import check
 from seqgen.addons.checks.kinds import DecodingCheckConfig, component_subject
 from seqgen.addons.checks.strategies import STRATEGY
 from seqgen.config import GenerationConfig
@@ -46,7 +46,7 @@ def test_invariants_of_the_checks(name: str, semantics: str) -> None:
     """As ``seqgen-check search=NAME`` tests them; Marian's outputs end without end-of-sentence by fairseq's rules."""
     values: dict[str, Any] = {"semantics": "huggingface"} if name == "marian" else {"semantics": semantics}
     subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(search=name), **values))
-    assert [str(outcome) for outcome in check_all(STRATEGY, subject) if outcome.violation] == []
+    assert [str(outcome) for outcome in check(subject, STRATEGY) if outcome.violation] == []
 
 
 @pytest.mark.parametrize("name", ["beam", "beam_sampling", "diverse_siblings"])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.beam_search import Greedy
-from seqgen.core.component import HIDDEN_STATES
+from seqgen.core.component import HIDDEN_STATES, LAYER_LOGITS
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.model import EncoderDecoderModel
@@ -238,6 +238,7 @@ def test_what_is_looked_up() -> None:
     class Context:
         setup = SimpleNamespace(eos=2)
         sentences = SimpleNamespace(
+            continues_source=False,
             src_tokens=torch.tensor([[4, 5, 6, 5, 7, 2], [8, 9, 2, 1, 1, 1]]),
             src_padding=torch.tensor([[False] * 6, [False] * 3 + [True] * 3]),
         )
@@ -332,8 +333,9 @@ def test_damaged_weights_are_an_error() -> None:
 def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
     procedure = SpeculativeSearch(ModelDrafter(model))
-    for options in ({"beam_size": 2}, {"search_strategy": ContrastiveSearch()}):
-        with pytest.raises(ConfigError, match="verified token by token"):
+    reasons = {"compares hypotheses": {"beam_size": 2}, "own decoding loop": {"search_strategy": ContrastiveSearch()}}
+    for reason, options in reasons.items():
+        with pytest.raises(ConfigError, match=f"verified token by token.*{reason}"):
             decode([model], batch, procedure, **options)
     narrow = ScriptedModel(random_rule(VOCAB - 1, 1))
     with pytest.raises(ConfigError, match="has 22 tokens, and that of the models that it drafts for 23"):
@@ -369,3 +371,6 @@ def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -
     assert_same(decode([model], batch, SpeculativeSearch(PromptLookup(2), 4), **options), alone)
     with pytest.raises(ConfigError, match="Reading needs hidden states of the decoded model"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(model), 4), **options)
+    Reading.needs = frozenset({LAYER_LOGITS})
+    with pytest.raises(ConfigError, match=r"hidden features of all layers.*remove the draft"):
+        decode([model], batch, SpeculativeSearch(PromptLookup(2), 4), **options)

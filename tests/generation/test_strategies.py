@@ -247,11 +247,11 @@ def test_progress_with_alternatives() -> None:
     progress = constraints.start(1)
     banks = []
     for token in (A, B, 7, A, B, C):
-        assert constraints.unmet(progress)
+        assert not progress.met.all()
         progress = constraints.advance(progress, torch.tensor([[token]]))
         banks.append(int(constraints.bank(progress)))
     assert banks == [0, 1, 1, 0, 1, 2]
-    assert not constraints.unmet(progress)
+    assert progress.met.all()
     begins = constraints.next_tokens(constraints.start(1)).flatten().tolist()
     assert {token for token in begins if token >= 0} == {A, 7}
 
@@ -266,4 +266,4 @@ def test_one_phrase_at_a_time() -> None:
         banks.append(int(constraints.bank(progress)))
     # a phrase counts 3 when it is met, and one that is begun counts from there: 3 - 1 after a
     assert banks == [2, 0, 1, 2, 3, 5, 6]
-    assert not constraints.unmet(progress)
+    assert progress.met.all()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
+from seqgen.modules.masks import QueryPositions
 from tests.model_zoo import build, registered
 from tests.subjects import inputs
 
@@ -68,7 +69,9 @@ def test_values_carry_the_embedding_and_the_length() -> None:
     model = build("fconv_tiny")
     batch = inputs("fconv_tiny", [4, 9], target_length=1)
     out = model.encoder(batch.src_tokens, batch.src_lengths)
-    embedded = model.encoder.embed_tokens(batch.src_tokens[:1, :4]) + model.encoder.embed_positions.of_source(4, None)
+    embedded = model.encoder.embed_tokens(batch.src_tokens[:1, :4]) + model.encoder.embed_positions(
+        QueryPositions(0, 4, torch.device("cpu"), causal=False)
+    )
     wanted = (out.encoder_out[:1, :4] + embedded) * math.sqrt(0.5) * math.sqrt(4)
     torch.testing.assert_close(out.values[:1, :4], wanted)
 
@@ -77,8 +80,11 @@ def test_values_carry_the_embedding_and_the_length() -> None:
     ("changes", "message"),
     [
         ({"encoder_layers": "[(512, 3)] *"}, "model.encoder_layers: cannot read"),
-        ({"decoder_layers": "[(512, 3, 2)]"}, "model.decoder_layers: layer 0 has residual 2"),
-        ({"decoder_attention": "[True]"}, "model.decoder_attention: '[True]' has 1 entries for 20 layers"),
+        ({"decoder_layers": "[(512, 3, 2)]"}, "model.decoder_layers: layer 0 is (512, 3, 2)"),
+        (
+            {"decoder_attention": "[True]"},
+            "model.decoder_attention: '[True]' must be True, False or a list of these, one for each of 20",
+        ),
         ({"decoder_attention": "False"}, "model.decoder_attention: at least one decoder layer must attend"),
         ({"encoder_embed_dim": 256}, "must be equal, because attention adds them, but they are 256 and 512"),
         ({"share_input_output_embed": True}, "but they are 256 and 512"),

@@ -338,8 +338,8 @@ def test_lines_are_scored_alone_without_blocks() -> None:
     ("keys", "message"),
     [
         ({"tokens_per_sample": 25}, "more than the 24 positions"),
-        ({"tokens_per_sample": 8, "context_window": 8}, "leaves no token to score"),
-        ({"context_window": 8}, "needs tokens_per_sample"),
+        ({"tokens_per_sample": 8, "context_window": 8}, "no token of a block is scored"),
+        ({"context_window": 8}, "no token of a block is scored"),
         ({"tokens_per_sample": 8, "beam": 2}, "beam has no effect"),
     ],
 )

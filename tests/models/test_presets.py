@@ -97,7 +97,7 @@ def test_embeddings_are_shared_as_asked() -> None:
     [
         ({"share_all_embeddings": True}, "needs one vocabulary for source and target"),
         ({"decoder_start_token_id": 23}, "decoder_start_token_id=23 is outside the vocabulary of 23 tokens"),
-        ({"encoder_attention_heads": 3}, "model.encoder_embed_dim=512 is not a multiple of"),
+        ({"encoder_attention_heads": 3}, "the hidden size 512 is not a multiple of the 3 attention heads"),
     ],
 )
 def test_refused_transformers(changes: dict[str, object], message: str) -> None:
@@ -107,7 +107,7 @@ def test_refused_transformers(changes: dict[str, object], message: str) -> None:
 
 
 def test_sharing_needs_equal_sizes() -> None:
-    with pytest.raises(ConfigError, match="to be the same, but they are 512 and 256"):
+    with pytest.raises(ConfigError, match="encoder_embed_dim and decoder_embed_dim to be the same"):
         registered("transformer", joint=True, share_all_embeddings=True, decoder_embed_dim=256)()
 
 

@@ -140,7 +140,9 @@ def test_the_published_walk_through() -> None:
     encoder_out = model.encoder(sources, torch.tensor([11]))
     seen_biases: list[tuple[int, ...]] = []
     layer = model.decoder.layers[1]
-    layer.register_forward_pre_hook(lambda module, args: seen_biases.append(tuple(args[3].shape)))
+    layer.register_forward_pre_hook(
+        lambda module, args, options: seen_biases.append(tuple(options["attn_mask"].shape)), with_kwargs=True
+    )
     tokens = torch.tensor([[0, 7, 9]])
     state: Any = {}
     for step in (1, 2, 3):

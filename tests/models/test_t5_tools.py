@@ -14,6 +14,7 @@ from seqgen.core.structures import Batch, Source
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.modules.positions import relative_position_bucket
 from seqgen.modules.rms_norm import RMSNorm
+from tests.model_zoo import registered
 
 CFG = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3)
 GATED = replace(CFG, feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=1)
@@ -128,10 +129,13 @@ def test_buckets_by_hand() -> None:
     ("changes", "message"),
     [
         ({"relative_attention_num_buckets": 9}, "relative_attention_num_buckets=9 must be even"),
-        ({"relative_attention_max_distance": 16}, "must be more than half of model.relative_attention_num_buckets=32"),
+        (
+            {"relative_attention_max_distance": 16},
+            "must be even and less than twice model.relative_attention_max_distance=16",
+        ),
     ],
 )
 def test_configurations_that_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        replace(CFG, **changes).check()
+        registered("t5", joint=True, **changes)()
     assert message in str(error.value)

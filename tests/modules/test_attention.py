@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
@@ -99,8 +100,6 @@ def test_folding_beams() -> None:
     y = torch.randn(6, 2, 3, 5)
     for key_rows in (6, 3, 2, 1):
         torch.testing.assert_close(unfold_beams(fold_beams(y, key_rows), 6), y.flatten(2))
-    with pytest.raises(ValueError, match="6 rows of queries cannot share 4 rows of keys"):
-        fold_beams(y, 4)
 
 
 def by_hand(module: MultiheadAttention, query: Tensor, source: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,7 +278,7 @@ def test_initial_projections_are_independent_glorot_matrices() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="embed_dim=10 is not a multiple of num_heads=4"):
+    with pytest.raises(ConfigError, match="the hidden size 10 is not a multiple of the 4 attention heads"):
         MultiheadAttention(10, 4)
     with pytest.raises(ValueError, match="either attn_mask or is_causal"):
         MultiheadAttention(8, 2)(torch.zeros(1, 2, 8), attn_mask=torch.ones(2, 2).bool(), is_causal=True)
@@ -303,8 +302,6 @@ def test_starts_of_rows() -> None:
     assert start_offsets_of_rows(state, 4) is None
     state.start_offsets = torch.tensor([0, 3])
     assert start_offsets_of_rows(state, 4).tolist() == [0, 0, 3, 3]
-    with pytest.raises(ValueError, match="3 rows are not a multiple of 2 sentences"):
-        start_offsets_of_rows(state, 3)
     state.start_offsets = state.start_offsets * 0
     assert start_offsets_of_rows(state, 4) is None
 

@@ -96,7 +96,7 @@ def chosen(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> MatrixPr
 
     monkeypatch.setattr(module, "time_kernels", given)
     matrix = torch.randn(32, 64)
-    return MatrixProduct(lambda: matrix, [PREPACKED, PADDED, PLAIN, TRANSPOSED])
+    return MatrixProduct(matrix, [PREPACKED, PADDED, PLAIN, TRANSPOSED])
 
 
 def test_the_fastest_is_chosen_unless_measurements_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +119,4 @@ def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.Mo
     for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.float32, has_int8)):
         for outputs, rows in itertools.product((64, 32128), (1, 5, 100)):
             matrix = torch.empty(outputs, 16, dtype=dtype)
-            assert MatrixProduct(lambda: matrix, kernels_for(dtype, int8)).choose(rows).suits(rows, 64)  # noqa: B023
+            assert MatrixProduct(matrix, kernels_for(dtype, int8)).choose(rows).suits(rows, 64)

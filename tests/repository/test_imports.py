@@ -96,7 +96,9 @@ def imported_by_name(tree: ast.Module) -> set[str]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not any(ast.unparse(call.func).endswith("import_module") for call in calls):
         return set()
-    declared = {node for call in calls if ast.unparse(call.func).endswith("declare") for node in ast.walk(call)}
+    declared = {
+        node for call in calls if ast.unparse(call.func).endswith(("declare", "Registry")) for node in ast.walk(call)
+    }
     nodes = [node for node in ast.walk(tree) if node not in declared]
     assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
     constants = {ast.unparse(node.targets[0]): str(ast.literal_eval(node.value)) for node in assigned}
@@ -177,12 +179,12 @@ PRIVATE = {
     ("bit_exact/decoding.py", "seqgen.system.switches"): "numbers must not depend on the choice of kernels",
     ("checks/checking.py", "seqgen.system.error_messages"): "names the hook that a component lacks, as commands do",
     ("checks/command.py", "seqgen.cli.command"): "KIND=NAME comes first, except with an option such as --help",
-    ("compare/command.py", "seqgen.cli.commands"): "shows a trace, by the table of what add-ons make",
+    ("compare/command.py", "seqgen.registry"): "shows a trace with another add-on, if it is installed",
     ("compare/runs.py", "seqgen.cli.provenance"): "reads the versions and data of a run, as training recorded them",
     ("compare/runs.py", "seqgen.training.run_log"): "reads the log and the scores of a run",
     ("confidence/__init__.py", "seqgen.core.lazy_names"): "its names are loaded when they are used, as seqgen's are",
     ("cross_vocabulary/ensemble.py", "seqgen.decoding.resolution"): "resolves settings as with one vocabulary",
-    ("cross_vocabulary/ensemble.py", "seqgen.text.languages"): "says of each model that its language is not set",
+    ("cross_vocabulary/ensemble.py", "seqgen.text.members"): "says of each model that its language is not set",
     ("cuda_graphs/captured.py", "seqgen.core.incremental_state"): "compares the tensors of two states",
     ("cuda_graphs/captured.py", "seqgen.core.member"): "records what a member does in a step",
     ("cuda_graphs/captured.py", "seqgen.modules.step_plan"): "a recorded step has a plan of its own",
@@ -199,8 +201,6 @@ PRIVATE = {
     ("mixtures/text_to_text.py", "seqgen.system.files"): "a frozen run folder has begun, although it has no checkpoint",
     ("t5gemma/layout.py", "seqgen.models.huggingface.architecture"): "the loader of Hugging Face folders reads it",
     ("t5gemma/layout2.py", "seqgen.models.huggingface.architecture"): "the same",
-    ("traces/command.py", "seqgen.cli.commands"): "shows two runs, by the table of what add-ons make",
-    ("traces/records.py", "seqgen.decoding.rules"): "a header names rules that exist",
 }
 """By file and module the reason why an add-on imports a module that may move; at most 30 in all."""
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.run_config import save_generation
-from seqgen.config import GenerationConfig
+from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data import text
@@ -22,7 +22,7 @@ from seqgen.data.text import stream_lines
 from seqgen.decoding.resolution import resolve, settings_of_model
 from seqgen.system.error_messages import printable
 from seqgen.system.reading import read_bytes
-from seqgen.training.progress import ProgressLines
+from seqgen.training.run_log import RunLog
 from tests.commands import command
 from tests.config.test_user_files import forget
 from tests.fuzzing.readers import make_run
@@ -166,14 +166,15 @@ def test_reports_contain_no_commands_for_a_terminal(
     systems = f"hypothesis=[{tmp_path}/a,{tmp_path}/b]"
     for name, *arguments in (
         ("show", f"{run}", f"{other}"),
-        ("diff", f"{run}", f"{other}"),
         ("score", systems, f"reference={tmp_path}/b", "compare.tests=none", "metrics=[exact_match]"),
     ):
         outcome = command(name, *arguments)
         assert outcome.code < 2, outcome.err
         assert "\\x1b[2J" in outcome.out
         assert not {"\x1b", "\x9b"} & {*outcome.out, *outcome.err}
-    ProgressLines(None).message("valid \x1b[2J")
+    cfg = TrainConfig()
+    cfg.common.tensorboard = False
+    RunLog(tmp_path, -1, cfg, {}, None, is_main=True).message("valid \x1b[2J")
     assert "valid \\x1b[2J" in capsys.readouterr().err
 
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from seqgen.core.errors import DataError, ResourceError
+from seqgen.core.structures import Batch
 from seqgen.system.devices import keep_freed_memory, memory_errors, out_of_memory
+from seqgen.task import Task
 from seqgen.text import batching, text_scoring
 from seqgen.text.batching import Batcher
 from seqgen.text.text_decoding import TextDecoding
@@ -103,14 +105,14 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
     source.write_text("".join(line + "\n" for line in lines))
     options = [f"path={run}", f"input={source}", "generation.batch_size=1", "fast.continuous_batching=false"]
     assert command("generate", *options, f"output={wanted}").code == 0
-    original, calls = TextDecoding._decoded_batch, []
+    original, calls = Task.inference_step, list[int]()
 
-    def decode(self: TextDecoding, batch: list[Any]) -> Any:
-        calls.append(batch[0].number)
-        return run_out() if len(calls) > 4 else original(self, batch)
+    def decode(self: Task, generator: Any, models: Any, batch: Batch) -> Any:
+        calls.extend(batch.ids.tolist())
+        return run_out() if len(calls) > 4 else original(self, generator, models, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_decoded_batch", decode)
+        patch.setattr(Task, "inference_step", decode)
         outcome = command("generate", *options, f"output={output}", "generation.buffer_size=5")
     assert sorted(calls) == [0, 1, 3, 4, 5]
     ended(outcome, "after 5 lines, whose outputs were written")
@@ -118,9 +120,9 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
     calls.clear()
     with monkeypatch.context() as patch:
         patch.setattr(
-            TextDecoding,
-            "_decoded_batch",
-            lambda self, batch: run_out() if batch[0].number == 4 else original(self, batch),
+            Task,
+            "inference_step",
+            lambda *arguments: run_out() if arguments[-1].ids.tolist() == [4] else original(*arguments),
         )
         outcome = command("generate", *options, f"output={output}")
     assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:4])

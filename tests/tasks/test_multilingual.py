@@ -208,7 +208,7 @@ def test_further_languages(data: Path, tmp_path: Path) -> None:
         ({"languages": ["de"]}, "'de' is not of the form ENDING=CODE"),
         ({"languages": ["dee=x"]}, r"no pair has the file name ending 'dee' \(did you mean 'de'\?\)"),
         ({"train": ""}, "task.train is missing; set task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
-        ({"joined_dictionary": False}, "one vocabulary for all languages"),
+        ({"joined_dictionary": False}, "one vocabulary for all text"),
     ],
 )
 def test_wrong_keys(settings: dict[str, Any], message: str, data: Path, tmp_path: Path) -> None:

@@ -161,9 +161,9 @@ def test_bad_files(tmp_path: Path, data: Path) -> None:
 
 def test_changed_text_is_encoded_again(tmp_path: Path, data: Path) -> None:
     task = TranslationTask.setup_task(config(data), tmp_path / "run")
-    before = task.load_dataset("valid")[0].source.tolist()
+    before = task.load_dataset("valid").example(0).source.tolist()
     write(data, "valid.en", ["two green dogs", *EN[1:]])
-    after = task.load_dataset("valid")[0].source.tolist()
+    after = task.load_dataset("valid").example(0).source.tolist()
     assert after != before
     assert after == task.encode_source("two green dogs").tolist()
 

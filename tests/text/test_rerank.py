@@ -17,9 +17,10 @@ from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import Fusion
 from seqgen.registry import register_member_source, register_reranker
 from seqgen.text.input_line import MemberSource
+from seqgen.text.members import ModelInMemory
 from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
 SETTINGS = {"beam": 6, "max_len_b": 8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import sentencepiece
@@ -159,6 +160,10 @@ def test_a_users_own_streamer_gets_tokens() -> None:
 def test_what_may_change_yet_is_not_streamed(settings_: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigError, match=f"generation.{word}.*cannot be streamed"):
         Translator(text_model()).translate(["w1"], streamer=TextStreamer(io.StringIO()), **settings_)
+    if word != "beam=3":  # the beam of a model's settings is not used
+        of_model = replace(text_model(), generation=settings_)
+        with pytest.raises(ConfigError, match=f"generation.{word}.*cannot be streamed"):
+            Translator(of_model).translate(["w1"], streamer=TextStreamer(io.StringIO()))
 
 
 def test_words_of_an_unfinished_line_are_written_before_an_error() -> None:

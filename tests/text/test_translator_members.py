@@ -11,8 +11,9 @@ from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.member import MemberSpec
 from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.text.members import ModelInMemory
 from seqgen.text.results import Translation
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.translator import Translator
 from tests.text_models import task_of, text_model
 
 LINES = ["w3 w4 w5", "w6 w6", "w7 w3 w8 w9"]

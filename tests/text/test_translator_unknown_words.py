@@ -15,8 +15,11 @@ from seqgen.core.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.text.results import alignment_pairs, attend_to_source
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.task import Task
+from seqgen.text.input_line import InputLine
+from seqgen.text.members import ModelInMemory
+from seqgen.text.results import attend_to_source
+from seqgen.text.translator import Translator
 from seqgen.text.unknown_words import UnknownWords, read_translations, source_word
 from tests.commands import sentences
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, dictionary
@@ -109,7 +112,6 @@ def test_attention_beside_padding() -> None:
     other = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone(), torch.tensor([1]))
     other = attend_to_source(other, width=4, length=3, left_pad=False)
     assert (other.attention, other.alignment) == (None, None), "it is over another member's source"
-    assert alignment_pairs(torch.tensor([4, 9, 2]), torch.tensor([1, 0, 0]), EOS) == [(1, 0), (0, 1)]
 
 
 def test_words_of_sentencepiece_are_replaced_whole() -> None:
@@ -139,12 +141,14 @@ def test_words_of_sentencepiece_are_replaced_whole() -> None:
     alignment[tokens.index(unk)] = unknown_at
     ids = torch.tensor([*tokens, tokenizer.dictionary.eos()])
     hypothesis = Hypothesis(ids, 0.0, torch.zeros(1), alignment=alignment)
-    words = UnknownWords.from_setting("source", tokenizer)
-    assert words.text(hypothesis, source, position_of) == "der Hund sieht Čapek, der Mann"
+    words = UnknownWords(Task(None, tokenizer, tokenizer), "source")
+    assert words.text(hypothesis, InputLine(0, source)) == "der Hund sieht Čapek, der Mann"
 
 
 def test_translations_keep_the_punctuation(tmp_path: Path) -> None:
-    words = UnknownWords(WhitespaceTokenizer(dictionary(3)), {"egg": "Ei", "U.S.": "USA"})
+    (tmp_path / "words.tsv").write_text("egg\tEi\nU.S.\tUSA\n")
+    tokenizer = WhitespaceTokenizer(dictionary(3))
+    words = UnknownWords(Task(None, tokenizer, tokenizer), str(tmp_path / "words.tsv"))
     assert [words.translate(word) for word in ("egg", "(egg),", "U.S.", "eggs", "...")] == [
         "Ei", "(Ei),", "USA", "eggs", "..."
     ]  # fmt: skip
@@ -156,8 +160,9 @@ def test_translations_keep_the_punctuation(tmp_path: Path) -> None:
 
 
 def test_what_has_no_words_cannot_have_them_replaced() -> None:
+    tokenizer = make_tokenizer(byte_files(4))
     with pytest.raises(ConfigError, match="are not words"):
-        UnknownWords.from_setting("source", make_tokenizer(byte_files(4)))
+        UnknownWords(Task(None, tokenizer, tokenizer), "source")
 
 
 def test_a_model_without_attention_says_so() -> None:

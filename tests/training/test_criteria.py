@@ -209,7 +209,7 @@ def test_a_model_with_a_forward_of_its_own_is_called() -> None:
 
 def test_the_criteria_count_tokens_and_sentences() -> None:
     model = build("transformer_tiny")
-    smoothed = LabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyConfig(0.1), TinyTask())
+    smoothed = LabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyConfig(label_smoothing=0.1), TinyTask())
     out = smoothed(model, batch())
     bare = CrossEntropyCriterion(CrossEntropyConfig(), TinyTask())(model, batch())
     assert out.sample_size == out.logging["ntokens"] == 8

@@ -151,7 +151,7 @@ def test_data_that_changes_between_two_jobs() -> None:
     list(ended)
     assert iterator(before).load_state_dict(within) == ""
     assert iterator(before).load_state_dict(ended.state_dict()) == ""
-    with pytest.raises(DataError, match="since then the examples of the training data have other lengths"):
+    with pytest.raises(DataError, match="or examples of other lengths"):
         iterator(after).load_state_dict(within)
     said = iterator(after).load_state_dict(ended.state_dict())
     assert said == "the training data has changed; the new data is used from epoch 2 on"

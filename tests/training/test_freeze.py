@@ -12,6 +12,7 @@ import torch
 from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.core.errors import ConfigError
 from seqgen.data.iterator import EpochIterator
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.trainer import Trainer
 from tests.training_runs import Lab, assert_identical, everything, lab  # noqa: F401
 
@@ -32,7 +33,7 @@ def trainer_of(laboratory: Lab, freeze: Sequence[str], *overrides: str, **optimi
     folder.mkdir(exist_ok=True)
     task = laboratory.task(cfg, folder)
     torch.manual_seed(5)
-    return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"))
+    return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), ProcessGroup())
 
 
 def batches(trainer: Trainer) -> list[Any]:

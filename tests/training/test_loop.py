@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,10 +24,11 @@ from seqgen.metrics import text_scores
 from seqgen.modules.linear import TRAINING
 from seqgen.training import training_loop
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.run_log import Records, ScoresFile
+from seqgen.training.run_log import RunLog
 from seqgen.training.train import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
-from seqgen.training.training_loop import TrainingRun, Triggers
+from seqgen.training.training_loop import TrainingRun
+from seqgen.training.triggers import Triggers
 from seqgen.training.validation import ValidationResult
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
@@ -119,9 +121,9 @@ def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
     validator, model = run.validator, run.trainer.model.eval()
     parts = {
         "a": validator.iterators[""],
-        "b": run._iterator(run.iterator.dataset, run._collate, max_tokens=100, shuffle=False),
+        "b": replace(run.iterator, max_tokens=100, shuffle=False),
     }
-    sums = [validator._sums(model, iterator) for iterator in parts.values()]
+    sums = [validator._sums(model, iterator, None) for iterator in parts.values()]
     validator.iterators = parts
     scores = validator._loss(model)
     losses, sizes = ([one[name] for one in sums] for name in ("loss", "sample_size"))
@@ -275,7 +277,8 @@ def test_schedules_and_the_best_checkpoint_know_the_direction_of_a_metric(
     run = training_run(lab, metric, f"checkpoint.best_checkpoint_metric={metric}")
     values, scores = iter([50.0, 40.0, 60.0, math.nan]), list[float]()
     monkeypatch.setattr(run.trainer.scheduler, "on_validation", scores.append)
-    monkeypatch.setattr(run, "_log_validation", lambda *_: None)
+    monkeypatch.setattr(run, "log", mock.Mock(), raising=False)
+    monkeypatch.setattr(run, "_note_divergence", mock.Mock())
     monkeypatch.setattr(run.validator, "validate", lambda: ValidationResult({metric: next(values)}))
     assert [run._validate(1) for _ in range(4)] == best
     assert scores[:3] == told
@@ -335,7 +338,7 @@ def test_scores_are_those_of_the_log(lab: Lab) -> None:
     check()
     # a process was killed after it had validated and before it saved: its scores are forgotten with its updates
     update = everything(run)["state"]["update"] + 1
-    killed = Records(run, update, False, ScoresFile(run, "bleu", {}))
+    killed = RunLog(run, update, lab.config(*decoding), {}, None, is_main=True)
     killed.write("valid", update, 4, {"bleu": 100.0, "loss": math.nan})
     assert json.loads((run / "scores.json").read_text())["best"]["scores"] == {"bleu": 100.0, "loss": None}
     lab.train("scores", "optimization.max_epoch=4", *decoding)

@@ -9,18 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
-from seqgen.training.progress import Divergence, Meter, ProgressLines
-from seqgen.training.run_log import Records, ScoresFile, lower_is_better
+from seqgen.training.progress import Divergence, Meter
+from seqgen.training.run_log import RunLog, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import pick
 
 RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
 
 
-def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ProgressLines(total=80)
+def run_log(run: Path, total: int | None = None, update: int = -1, *keys: str) -> RunLog:
+    cfg = compose(TrainConfig, ["common.tensorboard=false", *keys])
+    return RunLog(run, update, cfg, {}, total, is_main=True)
+
+
+def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = run_log(tmp_path, total=80)
     lines.update(1, 1, RECORD, False, 9.0, None)
     lines.update(2, 1, RECORD, True, 3661.2, 240.0)
     printed = capsys.readouterr()
@@ -33,18 +40,18 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_slow_updates_are_shown_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lines = ProgressLines(total=None)
-    begun = lines.last
+    lines = run_log(tmp_path)
+    begun = lines.shown_at
     for update, now in enumerate((30, 61, 80, 122), start=1):
-        monkeypatch.setattr("seqgen.training.progress.time.monotonic", lambda now=now: begun + now)
+        monkeypatch.setattr("seqgen.training.run_log.time.monotonic", lambda now=now: begun + now)
         lines.update(update, 1, RECORD, False, None, None)
     assert re.findall("update ([0-9]+)", capsys.readouterr().err) == ["2", "4"]
 
 
-def test_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ProgressLines(80, shown=False)
+def test_nothing_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = run_log(tmp_path, 80, -1, "common.log_format=none")
     lines.update(2, 1, RECORD, True, None, None)
     lines.message("x")
     assert capsys.readouterr() == ("", "")
@@ -81,15 +88,17 @@ def test_directions_of_metrics() -> None:
 def test_a_meter_goes_on_where_another_stopped() -> None:
     one, other = Meter(), Meter()
     results = [UpdateResult({"loss": n, "sample_size": 2.0, "ntokens": 2.0}, gnorm=n) for n in (1.0, 3.0)]
-    one.add(results[0])
+    one.add(results[0], 1.0)
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
-    other.add(results[1])
-    one.add(results[1])
-    one.add(UpdateResult(skipped="nan"))
+    other.add(results[1], 1.0)
+    one.add(results[1], 1.0)
+    one.add(UpdateResult(skipped="nan"), 1.0)
     assert other.record()["loss"] == one.record()["loss"] == 1.0
     third = Meter()
     third.load_state_dict({**one.state_dict(), "seconds": 3600.0, "busy": 1800.0})
-    assert third.state_dict() == {**one.state_dict(), "seconds": 3600.0, "busy": 1800.0}
+    seconds = third.seconds
+    assert 3600 <= seconds < 3610
+    assert {**third.state_dict(), "seconds": seconds} == {**one.state_dict(), "seconds": seconds, "busy": 1800.0}
     assert one.record()["gnorm"] == 2.0
     assert one.record()["skipped"] == 1
 
@@ -100,13 +109,13 @@ def log(run: Path) -> list[tuple[str, int]]:
 
 
 def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
-    first = Records(tmp_path, 0, False, ScoresFile(tmp_path, "loss", {}))
+    first = run_log(tmp_path, update=0)
     for update in (2, 4, 6):
         first.write("train", update, 1, {"loss": math.inf, "note": "größer"})
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "train", "upd')  # what a killed process leaves
-    again = Records(tmp_path, 4, False, ScoresFile(tmp_path, "loss", {}))
-    again.write("resume", 4, 1)
+    again = run_log(tmp_path, update=4)
+    again.write("resume", 4, 1, {})
     assert log(tmp_path) == [("train", 2), ("train", 4), ("resume", 4)]
     row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
     assert row["loss"] is None

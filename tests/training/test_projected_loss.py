@@ -63,11 +63,11 @@ def test_equals_one_after_the_other(
 
 def test_float32_and_extreme_logits() -> None:
     features, weight, target = inputs(torch.float32)
-    got = torch.autograd.grad(projected_cross_entropy(features, weight, None, target)[0], [features, weight])
+    got = torch.autograd.grad(projected_cross_entropy(features, weight, None, target, 0.0, 0.0)[0], [features, weight])
     wanted = torch.autograd.grad(cross_entropy(features @ weight.t(), target)[0], [features, weight])
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    loss, _, _ = projected_cross_entropy(features * 1e18, weight * 1e18, None, target)
+    loss, _, _ = projected_cross_entropy(features * 1e18, weight * 1e18, None, target, 0.0, 0.0)
     assert torch.isfinite(loss)
     assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(loss, [features, weight]))
 
@@ -75,19 +75,19 @@ def test_float32_and_extreme_logits() -> None:
 def test_without_gradient() -> None:
     features, weight, target = inputs()
     with torch.no_grad():
-        loss, nll, _ = projected_cross_entropy(features, weight, None, target)
+        loss, nll, _ = projected_cross_entropy(features, weight, None, target, 0.0, 0.0)
     assert loss == nll
     assert not loss.requires_grad
-    frozen = projected_cross_entropy(features, weight.detach(), None, target)[0]
+    frozen = projected_cross_entropy(features, weight.detach(), None, target, 0.0, 0.0)[0]
     torch.testing.assert_close(
         torch.autograd.grad(frozen, [features])[0],
-        torch.autograd.grad(projected_cross_entropy(features, weight, None, target)[0], [features])[0],
+        torch.autograd.grad(projected_cross_entropy(features, weight, None, target, 0.0, 0.0)[0], [features])[0],
     )
 
 
 def test_a_second_backward_is_refused() -> None:
     features, weight, target = inputs()
-    loss, _, _ = projected_cross_entropy(features, weight, None, target)
+    loss, _, _ = projected_cross_entropy(features, weight, None, target, 0.0, 0.0)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="overwrote its"):
         loss.backward()
@@ -101,7 +101,7 @@ def test_criteria_give_the_same_by_either_way(name: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "_LARGE", large)
         for criterion in (
             CrossEntropyCriterion(CrossEntropyConfig(0.1), TinyTask()),
-            LabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyConfig(0.2), TinyTask()),
+            LabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyConfig(label_smoothing=0.2), TinyTask()),
         ):
             out = criterion(model, batch())
             fused = "Projected" in str(out.loss.grad_fn)
@@ -141,7 +141,7 @@ def test_the_projection_may_be_normalized() -> None:
     """A parametrized weight is that of now."""
     layer = nn.utils.parametrizations.weight_norm(Linear(5, 11, bias=False))
     features, _, target = inputs(torch.float32)
-    loss, _, _ = projected_cross_entropy(features, layer.matrix(), None, target)
+    loss, _, _ = projected_cross_entropy(features, layer.matrix(), None, target, 0.0, 0.0)
     gradients = torch.autograd.grad(loss, list(layer.parameters()))
     wanted = torch.autograd.grad(cross_entropy(layer(features), target)[0], list(layer.parameters()))
     for one, other in zip(gradients, wanted, strict=True):

@@ -16,7 +16,7 @@ from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.optimizers import EMA
 from seqgen.training.trainer import Trainer, UpdateResult
-from seqgen.training.training_loop import Triggers
+from seqgen.training.triggers import Triggers
 from tests.training_runs import Lab, assert_identical, lab
 
 __all__ = ["lab"]
@@ -50,7 +50,7 @@ def test_buffers_are_averaged_and_integers_copied() -> None:
 def trainer(lab: Lab, group: ProcessGroup, *overrides: str) -> Trainer:
     cfg = lab.config(*overrides)
     task = lab.task(cfg, lab.root / "trainer")
-    with mock.patch("seqgen.training.trainer.parallelize", lambda module, *_: module):  # no other rank is there
+    with mock.patch("seqgen.training.distributed.parallelize", lambda module, *_: module):  # no other rank is there
         return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -21,9 +21,6 @@ from seqgen.registry import Registry
 from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.reading import parse_json, read_bytes
-
-TokenBytes = list[bytes | None]
-"""The bytes of each id; ``None`` for a token without text, such as end-of-sentence, padding or the unknown token."""
 
 SPACE = "▁"
 """The character by which SentencePiece marks a space."""
@@ -168,7 +165,7 @@ class Tokenizer(Flagged, ABC):
         """
         return []
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         """The UTF-8 bytes that each token adds to a text, for ensembles of members with different vocabularies.
 
         The tokens of a text give the text itself, or the text after one space.
@@ -185,20 +182,16 @@ class Tokenizer(Flagged, ABC):
         )
 
     @cached_property
-    def _sentinels(self) -> list[int]:
-        ids = (self._find_sentinel(number) for number in count())
-        return [index for index in takewhile(lambda index: index is not None, ids) if index is not None]
-
-    def _find_sentinel(self, number: int) -> int | None:
-        token = SENTINEL.format(number)
-        # in mT5's model the sentinels are ordinary pieces that begin with a space
-        found = (self.dictionary.index(name) for name in (token, "▁" + token) if name in self.dictionary)
-        return next(found, None)
-
-    @property
-    def num_sentinels(self) -> int:
-        """Number of sentinels: the tokens ``<extra_id_0>``, ``<extra_id_1>``, … that replace spans of text."""
-        return len(self._sentinels)
+    def sentinels(self) -> list[int]:
+        """The ids of the sentinels: the tokens ``<extra_id_0>``, ``<extra_id_1>``, … that replace spans of text."""
+        ids: list[int] = []
+        for token in map(SENTINEL.format, count()):
+            # in mT5's model the sentinels are ordinary pieces that begin with a space
+            found = [name for name in (token, SPACE + token) if name in self.dictionary]
+            if not found:
+                break
+            ids.append(self.dictionary.index(found[0]))
+        return ids
 
     def sentinel(self, number: int) -> int:
         """Id of a sentinel.
@@ -209,12 +202,12 @@ class Tokenizer(Flagged, ABC):
         Raises:
             DataError: the vocabulary has no such sentinel.
         """
-        if not 0 <= number < self.num_sentinels:
+        if not 0 <= number < len(self.sentinels):
             raise DataError(
-                f"the vocabulary has no {SENTINEL.format(number)}, only {self.num_sentinels} sentinels; "
+                f"the vocabulary has no {SENTINEL.format(number)}, only {len(self.sentinels)} sentinels; "
                 "use a tokenizer with more of them"
             )
-        return self._sentinels[number]
+        return self.sentinels[number]
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -268,7 +261,7 @@ class WhitespaceTokenizer(Tokenizer):
         unk = self.dictionary.unk()
         return [word for word in text.split() if self.dictionary.word_index(word) == unk]
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         """See ``Tokenizer.token_bytes``; each word follows a space."""
         silent = set(self.dictionary.special_ids.values())
         return [None if i in silent else f" {word}".encode() for i, word in enumerate(self.dictionary)]
@@ -336,7 +329,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return component.load(folder, settings)
 
 
-def of_spaced_pieces(pieces: Sequence[str | None], silent: Collection[int | None]) -> TokenBytes:
+def of_spaced_pieces(pieces: Sequence[str | None], silent: Collection[int | None]) -> list[bytes | None]:
     """The bytes of SentencePiece's pieces: ``▁`` is a space, and ``<0xE4>`` a byte if all 256 bytes are pieces.
 
     Args:
@@ -350,31 +343,21 @@ def of_spaced_pieces(pieces: Sequence[str | None], silent: Collection[int | None
     ]
 
 
-def of_byte_characters(tokens: Sequence[str | None], silent: Collection[int | None]) -> TokenBytes:
+def of_byte_characters(tokens: Sequence[str | None], silent: Collection[int | None]) -> list[bytes | None]:
     """The bytes of GPT-2's tokens, in which every byte is written as a printable character: ``Ġ`` is a space.
 
     Args:
         tokens: the token of each id; ``None`` for an unused id.
         silent: ids without text.
     """
-    byte_of = dict(_byte_characters())
+    # printable bytes stand for themselves; the n-th of the others is the character 256 + n
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
     return [
-        bytes(byte_of[character] for character in token)
-        if token and i not in silent and all(character in byte_of for character in token)
-        else None
+        bytes(map(byte_of.__getitem__, token)) if token and i not in silent and byte_of.keys() >= set(token) else None
         for i, token in enumerate(tokens)
     ]
-
-
-def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Printable bytes stand for themselves; the n-th of the others is the character ``256 + n``."""
-    others = 0
-    for byte in range(256):
-        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
-            yield chr(byte), byte
-        else:
-            yield chr(256 + others), byte
-            others += 1
 
 
 _LONGEST = 18

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from seqgen.core.errors import DataError
+from seqgen.data.tokenizers import files as layout
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
-from seqgen.data.tokenizers.files import (
-    CONFIG_FILE,
-    FAIRSEQ_NAMED,
-    FAST_FILE,
-    MASK,
-    MERGES_FILE,
-    VOCAB_FILE,
-    SpecialTokens,
-    TokenizerFiles,
-)
+from seqgen.data.tokenizers.files import SpecialTokens, TokenizerFiles
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.system.error_messages import library_errors
 
@@ -45,32 +37,23 @@ class GPT2Tokenizer(FastTokenizer):
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
-        pipeline = read_pipeline(files) if FAST_FILE in files else byte_level_pipeline(files)
+        pipeline = read_pipeline(files) if layout.FAST_FILE in files else byte_level_pipeline(files)
         for name in ("bos", "eos", "unk"):
             special.named.setdefault(f"{name}_token", END_OF_TEXT)
         if special.named.get("pad_token") is None:
             special.named["pad_token"] = special.named["eos_token"]
         set_prefix_space(pipeline, bool(special.config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)
-        self.begins_with_eos = self._begins_with_eos()
-
-    def _begins_with_eos(self) -> bool:
-        """True if ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
-
-        Raises:
-            DataError: it adds something else.
-        """
-        if FAST_FILE not in self.files:
-            added = [self.dictionary.bos()] if self.special.config.get("add_bos_token") else []
+        if layout.FAST_FILE in files:
+            added = self.added_tokens()
         else:
-            with library_errors(f"the tokenizer in {self.files.location} cannot encode an empty text"):
-                added = self._pipeline.encode("", add_special_tokens=True).ids
+            added = [self.dictionary.bos()] if special.config.get("add_bos_token") else []
         if added not in ([], [self.dictionary.eos()]):
             raise DataError(
-                f"the tokenizer in {self.files.location} adds tokens other than end-of-sentence to each text, which "
+                f"the tokenizer in {files.location} adds tokens other than end-of-sentence to each text, which "
                 "seqgen does not support for a GPT-2"
             )
-        return bool(added)
+        self.begins_with_eos = bool(added)
 
 
 def byte_level_pipeline(files: TokenizerFiles) -> Any:
@@ -85,18 +68,19 @@ def byte_level_pipeline(files: TokenizerFiles) -> Any:
     Raises:
         DataError: a file is missing or damaged.
     """
-    vocab = files.json(VOCAB_FILE)
-    files.need(VOCAB_FILE)
-    where = f"{files.location}/{MERGES_FILE}"
+    files.need(layout.VOCAB_FILE)
+    where = f"{files.location}/{layout.MERGES_FILE}"
     try:
-        lines = files.need(MERGES_FILE).decode().split("\n")[1:-1]  # the first line is a comment
+        lines = files.need(layout.MERGES_FILE).decode().split("\n")[1:-1]  # the first line is a comment
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8; copy it again") from None
     merges = [tuple(line.split()) for line in lines]
     if not merges or not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
-    with library_errors(f"{files.location}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
-        pipeline = Pipeline(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    with library_errors(f"{files.location}: vocab.json and merges.txt are not a byte-pair encoding, or damaged"):
+        pipeline = Pipeline(
+            models.BPE(files.json(layout.VOCAB_FILE), merges, continuing_subword_prefix="", end_of_word_suffix="")
+        )
     pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = decoders.ByteLevel()
     return pipeline
@@ -115,28 +99,6 @@ def set_prefix_space(pipeline: Any, wanted: bool) -> None:
         pipeline.pre_tokenizer = step
 
 
-def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
-    """Read the special tokens, and complete them as ``transformers`` does.
-
-    Args:
-        files: the tokenizer's files.
-        slow: whether by the rules of the slow tokenizer of version 4, from which a fast one is converted.
-
-    Raises:
-        DataError: a file is damaged.
-    """
-    special = SpecialTokens.read(files)
-    special.fill(FAIRSEQ_NAMED)
-    if slow:
-        special.fill(FAIRSEQ_NAMED, lstrip=False, rstrip=False)
-    mask = special.named.setdefault("mask_token", MASK)
-    special.named["mask_token"] = AddedToken(mask, lstrip=True, rstrip=False) if isinstance(mask, str) else mask
-    for key in ("cls_token", "sep_token"):
-        if special.named[key] is None:
-            raise DataError(f"{files.location}/{CONFIG_FILE}: {key} is null, but BART's tokenizer needs it; set it")
-    return special
-
-
 class FastBartTokenizer(FastTokenizer):
     """BART's fast tokenizer, read from ``tokenizer.json`` or from ``vocab.json`` and ``merges.txt``.
 
@@ -153,16 +115,23 @@ class FastBartTokenizer(FastTokenizer):
     byte_characters = True
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
-        config = files.json(CONFIG_FILE)
-        reads = FAST_FILE in files and not config.get("from_slow")
-        special = read_special_tokens(files, slow=not reads)
+        config = files.json(layout.CONFIG_FILE)
+        reads = layout.FAST_FILE in files and not config.get("from_slow")
+        special = SpecialTokens.read(files)
+        special.fill(layout.FAIRSEQ_NAMED)
+        if not reads:  # by the rules of the slow tokenizer of version 4, from which a fast one is converted
+            special.fill(layout.FAIRSEQ_NAMED, lstrip=False, rstrip=False)
+        special.fill({"mask_token": layout.MASK}, lstrip=True, rstrip=False)
+        for key in ("cls_token", "sep_token"):
+            if special.named[key] is None:
+                raise DataError(f"{files.location}/{layout.CONFIG_FILE}: {key} is null, but BART needs it; set it")
         if not reads:
             special.mark()
         pipeline = read_pipeline(files) if reads else byte_level_pipeline(files)
         set_prefix_space(pipeline, bool(config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
-            self.check_added_tokens(*self.source_tokens())
+            self.check_added_tokens(self.source_tokens())
 
     def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
         """See ``Tokenizer.source_tokens``."""
@@ -198,37 +167,28 @@ class GemmaTokenizer(FastTokenizer):
         pipeline = read_pipeline(files)
         model = pipeline.model
         if not isinstance(model, BPE):
-            raise DataError(f"{files.location}/{FAST_FILE} is not a byte-pair encoding, which Gemma's tokenizer is")
+            raise DataError(f"{files.location}/{layout.FAST_FILE} is not a byte-pair encoding, which Gemma's is")
         model.fuse_unk = model.byte_fallback = True
-        if pipeline.token_to_id(MASK) is not None:
-            special.fill({"mask_token": MASK})
+        if pipeline.token_to_id(layout.MASK) is not None:
+            special.fill({"mask_token": layout.MASK})
         pipeline.normalizer = normalizers.Replace(" ", "▁")
         pipeline.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
         pipeline.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         super().__init__(files, special, pipeline, vocab_size)
-        self._added = self._added_tokens()
-
-    def _added_tokens(self) -> AddedTokens:
-        """The tokens that are added to each text.
-
-        Raises:
-            DataError: they are neither begin-of-sentence, nor end-of-sentence, nor both.
-        """
         config, bos, eos = self.special.config, self.dictionary.bos(), self.dictionary.eos()
         if "add_bos_token" in config or "add_eos_token" in config:
             before = [bos] if config.get("add_bos_token") else []
             after = [eos] if config.get("add_eos_token") else []
         else:
-            with library_errors(f"the tokenizer in {self.files.location} cannot encode an empty text"):
-                added = self._pipeline.encode("", add_special_tokens=True).ids
+            added = self.added_tokens()
             before, after = [bos] if added[:1] == [bos] else [], [eos] if added[-1:] == [eos] else []
-            self.check_added_tokens(before, after)
+            self.check_added_tokens(AddedTokens(before, after))
         if not before and not after:
             raise DataError(
-                f"the tokenizer in {self.files.location} adds no token to a text, so an empty source would have "
-                f"none; set add_bos_token to true in its {CONFIG_FILE}"
+                f"the tokenizer in {files.location} adds no token to a text, so an empty source would have "
+                f"none; set add_bos_token to true in its {layout.CONFIG_FILE}"
             )
-        return AddedTokens(before, after)
+        self._added = AddedTokens(before, after)
 
     def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
         """See ``Tokenizer.source_tokens``."""

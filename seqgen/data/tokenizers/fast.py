@@ -15,21 +15,11 @@ from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
 from seqgen.core.errors import DataError, shown
-from seqgen.data.tokenizers.files import (
-    CONFIG_FILE,
-    DEFAULTS,
-    FAIRSEQ_MODEL_FILE,
-    FAIRSEQ_NAMED,
-    FAST_FILE,
-    MASK,
-    MODEL_FILE,
-    SpecialTokens,
-    Token,
-    TokenizerFiles,
-    as_token,
-)
-from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
-from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file, to_pipeline
+from seqgen.data.tokenizers import files as layout
+from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.data.tokenizers.files import SpecialTokens, Token, TokenizerFiles, as_token
+from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, AddedTokens, Languages, TargetLanguage
+from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.system.error_messages import library_errors
 
@@ -83,23 +73,28 @@ class FastTokenizer(PretrainedTokenizer):
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
         return tokens, set(self._pipeline.get_added_tokens_decoder())
 
-    def check_added_tokens(self, before: Sequence[int], after: Sequence[int]) -> None:
+    def added_tokens(self) -> list[int]:
+        """The ids of the tokens that the pipeline adds to each text."""
+        with library_errors(f"the tokenizer in {self.files.location} cannot encode an empty text"):
+            ids: list[int] = self._pipeline.encode("", add_special_tokens=True).ids
+        return ids
+
+    def check_added_tokens(self, wanted: AddedTokens) -> None:
         """Check that the pipeline adds certain tokens to a text.
 
         Args:
-            before: ids of the tokens before the text.
-            after: ids of those after it.
+            wanted: the tokens.
 
         Raises:
-            DataError: it adds other tokens.
+            DataError: it adds other tokens, or adds them elsewhere.
         """
         with library_errors(f"the tokenizer in {self.files.location} cannot encode a text"):
             found = self._pipeline.encode("a", add_special_tokens=True).ids
-        if found != [*before, *self.encode("a"), *after]:
-            wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
+        if found != wanted.around(self.encode("a")):
             raise DataError(
-                f"{self.files.location}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
-                "support for this kind of tokenizer; copy the original file"
+                f"{self.files.location}/{layout.FAST_FILE} adds other tokens to a text than "
+                f"{' and '.join(map(self.dictionary.symbol, wanted.around([])))}, which seqgen does not support for "
+                "this kind of tokenizer; copy the original file"
             )
 
     def unknown(self, text: str) -> list[str]:
@@ -124,18 +119,20 @@ class FastT5Tokenizer(FastTokenizer):
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
-        extra_ids = special.number("extra_ids", 100)
-        special.add_t5_sentinels()
+        special.add_sentinels(100, alone=False)
         prefix = special.config.get("add_prefix_space")
         # as in transformers: if add_prefix_space is set, only version 5, which sets backend, reads tokenizer.json
         reads_fast_file = prefix is None or special.config.get("backend") == "tokenizers"
-        if reads_fast_file and FAST_FILE in files:
+        if reads_fast_file and layout.FAST_FILE in files:
             pipeline = read_pipeline(files)
         else:  # transformers converts spiece.model, and adds the special tokens of its slow tokenizer
             prefix = prefix or "add_prefix_space" not in special.config
             legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
-            location = f"{files.location}/{MODEL_FILE}"
-            pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, location)
+            source = read_model_file(files.need(layout.MODEL_FILE), f"{files.location}/{layout.MODEL_FILE}")
+            numbers = reversed(range(special.number("extra_ids", 100)))  # <extra_id_0> has the highest id
+            vocabulary = [*source.vocabulary(), *((SENTINEL.format(number), 0.0) for number in numbers)]
+            scheme = ("always" if legacy else "first") if prefix else "never"
+            pipeline = build_pipeline(source, vocabulary, source.unk, scheme)
             special.fill(special=True)
         special.fill()
         super().__init__(files, special, pipeline, vocab_size)
@@ -153,9 +150,9 @@ def read_pipeline(files: TokenizerFiles) -> Any:
     Raises:
         DataError: the file is missing or damaged, or its steps can make a text too long.
     """
-    check_growth(files.json(FAST_FILE), f"{files.location}/{FAST_FILE}")
-    with library_errors(f"{files.location}/{FAST_FILE} is not a tokenizer, or is damaged"):
-        return Pipeline.from_str(files.need(FAST_FILE).decode())
+    check_growth(files.json(layout.FAST_FILE), f"{files.location}/{layout.FAST_FILE}")
+    with library_errors(f"{files.location}/{layout.FAST_FILE} is not a tokenizer, or is damaged"):
+        return Pipeline.from_str(files.need(layout.FAST_FILE).decode())
 
 
 def add_missing(pipeline: Any, special: SpecialTokens) -> None:
@@ -172,18 +169,14 @@ def add_missing(pipeline: Any, special: SpecialTokens) -> None:
     names = {str(token) for token in special.all()}
     # a token given with flags replaces the pipeline's; a token given as a string is added only if it is missing
     tokens += [t for t in special.all() if (t not in contents if isinstance(t, str) else t not in tokens)]
-    pipeline.add_tokens([_with_flag(token, names) for token in tokens])
-
-
-def _with_flag(token: Token, special: set[str]) -> AddedToken:
-    if isinstance(token, str):
-        return AddedToken(token, special=token in special)
-    token.special = token.special or token.content in special
-    return token
+    flagged = [AddedToken(token) if isinstance(token, str) else token for token in tokens]
+    for token in flagged:
+        token.special = token.special or token.content in names
+    pipeline.add_tokens(flagged)
 
 
 PEGASUS_OFFSET = 103
-PEGASUS_NAMED = {**DEFAULTS, "mask_token": "<mask_2>"}
+PEGASUS_NAMED = {**layout.DEFAULTS, "mask_token": "<mask_2>"}
 SENTENCE_MASK = "<mask_1>"
 
 
@@ -202,19 +195,19 @@ class FastPegasusTokenizer(FastTokenizer):
         special = SpecialTokens.read(files)
         self._offset = special.number("offset", PEGASUS_OFFSET)
         mask = special.config.get("mask_token_sent", SENTENCE_MASK)
-        where = f"{files.location}/{CONFIG_FILE}: mask_token_sent"
+        where = f"{files.location}/{layout.CONFIG_FILE}: mask_token_sent"
         self._sentence_mask = [] if mask is None else [str(as_token(mask, where))]
         special.fill(PEGASUS_NAMED)
         special.additional = self._additional(special)
-        usual = all(str(special.named[key]) == token for key, token in DEFAULTS.items())
+        usual = all(str(special.named[key]) == token for key, token in layout.DEFAULTS.items())
         special.added = {}
-        reads = FAST_FILE in files and usual and not special.config.get("from_slow")
+        reads = layout.FAST_FILE in files and usual and not special.config.get("from_slow")
         if not reads:
             special.mark()
         pipeline = read_pipeline(files) if reads else self._converted(files, special)
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
-            self.check_added_tokens([], [self.dictionary.eos()])
+            self.check_added_tokens(AddedTokens([], [self.dictionary.eos()]))
 
     def _additional(self, special: SpecialTokens) -> list[Token]:
         """The special tokens without a name: the mask of sentences, those of the files, and unused ones."""
@@ -225,8 +218,8 @@ class FastPegasusTokenizer(FastTokenizer):
         tokens += self._unused(len(tokens), self._offset - 1)
         if len({str(token) for token in tokens}) != len(tokens):
             raise DataError(
-                f"{special.location}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
-                "that follow them are not all different; copy the file again"
+                f"{special.location}/{layout.CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens "
+                "<unk_i> that follow them are not all different; copy the file again"
             )
         return tokens
 
@@ -235,14 +228,13 @@ class FastPegasusTokenizer(FastTokenizer):
         return [f"<unk_{i}>" for i in range(start, stop)]
 
     def _converted(self, files: TokenizerFiles, special: SpecialTokens) -> Any:
-        location = f"{files.location}/{MODEL_FILE}"
-        source = read_model_file(files.need(MODEL_FILE), location)
+        source = read_model_file(files.need(layout.MODEL_FILE), f"{files.location}/{layout.MODEL_FILE}")
         pad, eos, mask = (str(special.named[f"{name}_token"]) for name in ("pad", "eos", "mask"))
         first = [pad, eos, *([*self._sentence_mask, mask] if self._sentence_mask else [])]
         vocabulary = [(token, 0.0) for token in first]
         vocabulary += [(token, -100.0) for token in self._unused(2, self._offset)]
-        vocabulary += [(piece.text, piece.score) for piece in source.pieces[2:]]
-        return build_pipeline(source, vocabulary, source.unk + self._offset, location, splits=True)
+        vocabulary += source.vocabulary(2)
+        return build_pipeline(source, vocabulary, source.unk + self._offset, splits=True)
 
 
 FAIRSEQ_FIRST = ("<s>", "<pad>", "</s>", "<unk>")
@@ -253,7 +245,6 @@ greater by one::
     token      <s>   <pad>  </s>  <unk>  ,   .   ▁
     model      <unk> <s>    </s>  ,      .   ▁   s
 """
-FAIRSEQ_OFFSET = 1
 
 _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
@@ -285,15 +276,11 @@ class Kind:
             special: the special tokens of the files, which are changed.
             slow: whether by the rules of the slow tokenizer of version 4, from which a fast one is converted.
         """
-        special.fill({key: token for key, token in FAIRSEQ_NAMED.items() if self.has_bos or key != "bos_token"})
+        special.fill({key: token for key, token in layout.FAIRSEQ_NAMED.items() if self.has_bos or key != "bos_token"})
         if not self.in_vocabulary and slow:
-            for key in ("bos_token", "pad_token", "eos_token", "unk_token"):
-                special.named[key] = with_flags(special.named[key], normalized=False, special=True)
-        mask = special.named.setdefault("mask_token", MASK)
-        flags = {"lstrip": True, "special": not self.in_vocabulary}
-        special.named["mask_token"] = with_flags(
-            mask, **flags, normalized=not (slow and self.in_vocabulary and self.has_bos)
-        )
+            special.fill({**layout.DEFAULTS, "bos_token": "<s>"}, normalized=False, special=True)
+        normalized = not (slow and self.in_vocabulary and self.has_bos)
+        special.fill({"mask_token": layout.MASK}, lstrip=True, special=not self.in_vocabulary, normalized=normalized)
         given = special.additional or []
         names = {str(token): token for token in given}
         if not self.in_vocabulary:
@@ -318,20 +305,8 @@ class Kind:
             codes = sorted(filter(_NLLB_CODE.fullmatch, ids), key=ids.__getitem__)
         follows = self.follows_eos or (not self.in_vocabulary and bool(config.get("legacy_behaviour")))
         found = {code: ids[code] for code in codes if code in ids}
-        source, target = (config.get(key) for key in ("src_lang", "tgt_lang"))
-        default = str(self.source_lang if source is None else source)
-        languages = Languages(found, self.target, default, follows, str(target or ""))
-        return languages.checked(f"{special.location}/{CONFIG_FILE}")
-
-
-def with_flags(token: Token | None, **flags: bool) -> Token | None:
-    """Give a token flags if it has none.
-
-    Args:
-        token: the token; ``None`` stays ``None``.
-        flags: the flags.
-    """
-    return AddedToken(token, **flags) if isinstance(token, str) else token
+        languages = Languages(found, self.target, self.source_lang, follows)
+        return languages.checked(f"{special.location}/{layout.CONFIG_FILE}", config)
 
 
 class FairseqTokenizer(FastTokenizer):
@@ -350,7 +325,7 @@ class FairseqTokenizer(FastTokenizer):
     def __init__(self, kind: Kind, files: TokenizerFiles, vocab_size: int | None = None):
         self.kind = kind
         special = SpecialTokens.read(files)
-        reads = FAST_FILE in files and not special.config.get("from_slow")
+        reads = layout.FAST_FILE in files and not special.config.get("from_slow")
         self.kind.fill(special, slow=not reads)
         if not reads:
             special.mark()
@@ -359,12 +334,11 @@ class FairseqTokenizer(FastTokenizer):
         self.languages = self.kind.languages(special, pipeline.get_vocab(with_added_tokens=True))
 
     def _converted(self, files: TokenizerFiles) -> Any:
-        location = f"{files.location}/{FAIRSEQ_MODEL_FILE}"
-        source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), location)
-        further = [*self.kind.codes, MASK] if self.kind.in_vocabulary else []
-        pieces = [(piece.text, piece.score) for piece in source.pieces[len(FAIRSEQ_FIRST) - FAIRSEQ_OFFSET :]]
-        vocabulary = [*((token, 0.0) for token in FAIRSEQ_FIRST), *pieces, *((token, 0.0) for token in further)]
-        return build_pipeline(source, vocabulary, FAIRSEQ_FIRST.index("<unk>"), location)
+        source = read_model_file(files.need(layout.FAIRSEQ_MODEL_FILE), f"{files.location}/{layout.FAIRSEQ_MODEL_FILE}")
+        further = [*self.kind.codes, layout.MASK] if self.kind.in_vocabulary else []
+        vocabulary = [(token, 0.0) for token in FAIRSEQ_FIRST] + source.vocabulary(3)
+        vocabulary += [(token, 0.0) for token in further]
+        return build_pipeline(source, vocabulary, FAIRSEQ_FIRST.index("<unk>"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.files, self.vocab_size)

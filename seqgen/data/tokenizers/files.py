@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 
 from seqgen.core.errors import DataError, shown
 from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
@@ -27,10 +28,7 @@ FAIRSEQ_MODEL_FILE = "sentencepiece.bpe.model"
 SOURCE_MODEL_FILE = "source.spm"
 TARGET_MODEL_FILE = "target.spm"
 TARGET_VOCAB_FILE = "target_vocab.json"
-FILES = (
-    *(CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_FILE, VOCAB_FILE, MERGES_FILE),
-    *(FAIRSEQ_MODEL_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE, TARGET_VOCAB_FILE),
-)
+FILES = tuple(value for name, value in list(globals().items()) if name.endswith("_FILE"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,9 @@ class TokenizerFiles:
             DataError: the folder has no such file.
         """
         if name not in self.contents:
-            raise DataError(f"{self.location} has no {name}; copy it from the original folder of the tokenizer")
+            raise DataError(
+                f"{self.location} has no {name}; copy the files that it was saved with, or set reading.tokenizer=ids"
+            )
         return self.contents[name]
 
     def write(self, folder: Path) -> None:
@@ -113,12 +113,8 @@ def read_file(path: Path) -> bytes | None:
     Raises:
         DataError: the file cannot be read.
     """
-    try:
-        return read_bytes(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    with reading_errors(path, DataError):
+        return read_bytes(path) if path.exists() else None
 
 
 def parse_object(content: bytes, location: str) -> dict[str, Any]:
@@ -155,11 +151,10 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 MAX_IDS = 10_000_000
 """Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
 
-UNSUPPORTED = ("sp_model_kwargs", "init_inputs")
-"""Keys of ``tokenizer_config.json`` that are refused."""
-
-FILE_KEYS = ("vocab_file", "merges_file", "spm_file", "source_spm", "target_spm", "vocab", "target_vocab_file")
-"""Keys that name other files than those of the folder; they are refused."""
+REFUSED: tuple[str, ...] = ("vocab_file", "merges_file", "spm_file", "source_spm", "target_spm", "vocab")
+REFUSED += ("target_vocab_file", "sp_model_kwargs", "init_inputs")
+"""Keys of ``tokenizer_config.json`` that are refused: those that name other files than those of the folder, and others
+that change the ids."""
 
 ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
 """The key of the special tokens without a name: up to version 4 of transformers, and from version 5 on."""
@@ -202,31 +197,19 @@ class SpecialTokens:
         """
         config = files.json(CONFIG_FILE)
         special = cls(files.location, config, {}, None, {})
-        for key in FILE_KEYS:
-            if config.get(key) is not None:
-                raise DataError(
-                    f"{files.location}/{CONFIG_FILE}: {key} names another file, {str(config[key])[:100]!r}; copy that "
-                    "file into the folder under its usual name, and remove the key"
-                )
-        for key in UNSUPPORTED:
+        for key in REFUSED:
             if config.get(key):
-                raise DataError(f"{files.location}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
-        if isinstance(config.get("extra_special_tokens"), dict) and config["extra_special_tokens"]:
-            raise DataError(
-                f"{files.location}/{CONFIG_FILE} has extra_special_tokens with names, which seqgen does not "
-                "support; remove it"
-            )
+                raise DataError(
+                    f"{files.location}/{CONFIG_FILE}: {key} is {shown(config[key])}, which seqgen does not support; "
+                    "remove the key, and copy a file that it names into the folder under its usual name"
+                )
         special._take(config, CONFIG_FILE)
         if "added_tokens_decoder" in config:
-            entries = _object(config["added_tokens_decoder"], files.location, "added_tokens_decoder")
-            special._add(entries.items(), files.location)
+            special._add(config["added_tokens_decoder"], CONFIG_FILE)
         else:
             special._take(files.json(SPECIAL_TOKENS_FILE), SPECIAL_TOKENS_FILE, special=True)
             special._take_added(files.json(ADDED_TOKENS_FILE))
-            entries = files.json(FAST_FILE).get("added_tokens", [])
-            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                raise DataError(f"{files.location}/{FAST_FILE}: added_tokens is not a list of tokens; copy it again")
-            special._add(((entry.get("id"), entry) for entry in entries), files.location)
+            special._add(files.json(FAST_FILE).get("added_tokens", []), FAST_FILE)
         return special
 
     def _take(self, content: dict[str, Any], name: str, **flags: bool) -> None:
@@ -239,7 +222,7 @@ class SpecialTokens:
             if tokens is None or tokens == {}:
                 continue
             if not isinstance(tokens, list):
-                raise DataError(f"{where}: {key} is not a list; copy the file again")
+                raise DataError(f"{where}: {key} is not a list, which seqgen does not support; correct or remove it")
             have = [str(token) for token in self.additional or []]
             new = [as_token(token, f"{where}: {key}", **flags) for token in tokens]
             self.additional = [*(self.additional or []), *(token for token in new if str(token) not in have)]
@@ -250,13 +233,17 @@ class SpecialTokens:
             flag = content in special
             self.added[as_id(index, self.location)] = AddedToken(content, special=flag, normalized=not flag)
 
-    def _add(self, entries: Iterable[tuple[Any, Any]], location: str) -> None:
-        tokens: dict[int, AddedToken] = {}
-        for index, entry in entries:
-            token = as_token(entry, f"{location}: the added token {shown(index)}")
+    def _add(self, entries: Any, name: str) -> None:
+        where, tokens = f"{self.location}/{name}: the added token", dict[int, AddedToken]()
+        try:
+            pairs = entries.items() if isinstance(entries, dict) else [(entry["id"], entry) for entry in entries]
+        except (TypeError, KeyError):
+            raise DataError(f"{where}s are damaged; copy the file again") from None
+        for index, entry in pairs:
+            token = as_token(entry, f"{where} {shown(index)}")
             if isinstance(token, str):
-                raise DataError(f"{location}: the added token {shown(index)} has no flags; copy the folder again")
-            tokens[as_id(index, location)] = token
+                raise DataError(f"{where} {shown(index)} has no flags; copy the folder again")
+            tokens[as_id(index, self.location)] = token
         self.added.update(tokens)
         by_content = {token.content: token for token in tokens.values()}
         self.named = {key: token and by_content.get(str(token), token) for key, token in self.named.items()}
@@ -307,33 +294,25 @@ class SpecialTokens:
             )
         return value
 
-    def add_t5_sentinels(self) -> int:
-        """Add the sentinels that T5's tokenizers have if no file lists them.
+    def add_sentinels(self, default: int, alone: bool) -> None:
+        """Add the sentinels that T5's and ByT5's tokenizers have if no file lists them.
 
-        Returns:
-            Number of sentinels that get their ids from the tokenizer, ``<extra_id_0>`` the highest.
+        Args:
+            default: their number if ``extra_ids`` does not give it.
+            alone: whether a file that lists other tokens must also list the sentinels.
 
         Raises:
             DataError: ``extra_ids`` differs from the number of sentinels that the files list.
         """
-        count = self.number("extra_ids", 100)
-        new: list[Token] = [SENTINEL.format(i) for i in range(count)]
-        if self.additional is None:
-            self.additional = new
-            return count
-        given = sum("<extra_id_" in str(token) for token in self.additional)
-        if not given:
-            self.additional += new
+        count = self.number("extra_ids", default)
+        given = len({str(token) for token in self.additional or [] if "extra_id_" in str(token)})
+        if not given and not (alone and self.additional):
+            self.additional = [*(self.additional or []), *map(SENTINEL.format, range(count))]
         elif count not in (0, given):
-            raise self.differing_sentinels(count, given)
-        return given
-
-    def differing_sentinels(self, count: int, given: int) -> DataError:
-        """The error if ``extra_ids`` differs from the number of sentinels that the files list."""
-        return DataError(
-            f"{self.location}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
-            "additional_special_tokens; set extra_ids to their number"
-        )
+            raise DataError(
+                f"{self.location}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
+                "additional_special_tokens; set extra_ids to their number"
+            )
 
 
 def as_token(value: Any, where: str, **flags: bool) -> Token:
@@ -369,12 +348,6 @@ def as_id(value: Any, location: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_IDS):
         raise DataError(f"{location}: {text[:40]!r} is not the id of an added token; copy the folder again")
     return int(text)
-
-
-def _object(value: Any, location: str, key: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{location}/{CONFIG_FILE}: {key} is not an object; copy the file again")
-    return value
 
 
 class AddedVocabulary:

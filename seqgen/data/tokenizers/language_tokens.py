@@ -9,14 +9,7 @@ from typing import Any, Self
 
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import (
-    TokenBytes,
-    Tokenizer,
-    load_tokenizer,
-    register_tokenizer,
-    save_tokenizer,
-    write_settings,
-)
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
 from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
 
 LANG_TOKEN_FORMAT = "__{}__"
@@ -85,7 +78,7 @@ class LanguageTokenizer(Tokenizer):
         """See ``Tokenizer.decode``; the tokens of languages are skipped."""
         return self.text.decode([index for index in ids if index not in self._language_ids])
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         """See ``Tokenizer.token_bytes``."""
         known = self.text.token_bytes()
         known = [*known, *[None] * (len(self.dictionary) - len(known))]
@@ -124,7 +117,7 @@ class LanguageTokenizer(Tokenizer):
             ) from None
         made = cls(text, codes, convention)
         assert made.languages is not None
-        made.languages = made.languages.checked(str(folder / "tokenizer.json"))
+        made.languages = made.languages.checked(str(folder / "tokenizer.json"), {})
         return made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import resources
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.system.reading import read_lists
@@ -92,8 +92,6 @@ class Languages:
         """
         before, after = self.token_format.split("{}")
         code = name.removeprefix(before).removesuffix(after)
-        if not self.ids:
-            raise ConfigError(f"{key}: the tokenizer has no token for {name!r}, nor for any other language")
         if code not in self.ids:
             raise ConfigError(
                 f"{key}: the model has no language {name!r}{self._nearest(code)}; seqgen-show path=MODEL "
@@ -130,16 +128,18 @@ class Languages:
         """
         return [self.ids[target_lang]] if target_lang and self.target is TargetLanguage.FIRST else []
 
-    def checked(self, location: str) -> Self:
+    def checked(self, location: str, config: Mapping[str, Any]) -> Self:
         """The same languages, after a check that the default languages exist.
 
         Args:
             location: the tokenizer's file, for messages.
+            config: its content, which can name other default languages.
 
         Raises:
             ConfigError: one does not exist.
         """
-        source, target = self.source_lang, self.target_lang
+        source, target = config.get("src_lang"), config.get("tgt_lang")
+        source, target = self.source_lang if source is None else str(source), str(target or self.target_lang)
         return replace(
             self,
             source_lang=self.code(source, f"{location}: src_lang") if source else "",

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 
 from seqgen.core.errors import DataError
-from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.system.error_messages import library_errors
 
 MAX_GROWTH = 1000
@@ -62,19 +60,15 @@ def _growth(step: Any) -> float:
                 total = min(total * _growth(inner), MAX_GROWTH + 1.0)  # the limit avoids an overflow
         return total
     if kind == "Replace":
-        return _growth_of_replacing(step.get("pattern"), len(str(step.get("content", ""))))
+        pattern, length = step.get("pattern"), len(str(step.get("content", "")))
+        text = pattern.get("String") if isinstance(pattern, dict) else pattern
+        # a regular expression may match the empty text, between any two characters
+        return max(1.0, length / len(text)) if isinstance(text, str) and text else 1.0 + length
     if kind == "Prepend":
         return 1.0 + len(str(step.get("prepend", "")))
     if kind == "Precompiled":
         return _longest_in_charsmap(step.get("precompiled_charsmap"))
     return 1.0 if kind in _SHRINKING else _GROWTH.get(kind, 2.0)
-
-
-def _growth_of_replacing(pattern: Any, length: int) -> float:
-    text = pattern.get("String") if isinstance(pattern, dict) else pattern
-    if isinstance(text, str) and text:
-        return max(1.0, length / len(text))
-    return 1.0 + length  # a regular expression may match the empty text, between any two characters
 
 
 def _longest_in_charsmap(encoded: Any) -> float:
@@ -100,8 +94,7 @@ CONTROL, USER_DEFINED = 3, 4
 """Numbers of two kinds of pieces in SentencePiece's file format."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A piece of a model.
 
     Attributes:
@@ -115,11 +108,11 @@ class Piece:
     kind: int
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """The parts of a SentencePiece model that a pipeline needs.
 
     Attributes:
+        location: its file, for messages.
         pieces: the pieces in the order of their ids.
         algorithm: ``UNIGRAM``, ``BPE`` or another number.
         unk: id of the unknown piece.
@@ -128,12 +121,21 @@ class Model:
         charsmap: the compiled table of character normalization; empty if the model has none.
     """
 
+    location: str
     pieces: list[Piece]
     algorithm: int
     unk: int
     unk_piece: str
     byte_fallback: bool
     charsmap: bytes
+
+    def vocabulary(self, first: int = 0) -> list[tuple[str, float]]:
+        """The pieces and their scores.
+
+        Args:
+            first: pieces with lower ids are left out.
+        """
+        return [(piece.text, piece.score) for piece in self.pieces[first:]]
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -147,28 +149,26 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
     Raises:
         ValueError: the bytes are not a protocol buffer.
+        KeyError: likewise.
     """
     at = 0
 
     def varint() -> int:
         nonlocal at
         value = shift = 0
-        while True:
-            if at >= len(message) or shift > 63:  # a varint has at most ten bytes
-                raise ValueError("the message is truncated")
+        while at < len(message) and shift < 70:  # a varint has at most ten bytes
             byte = message[at]
             value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
             if byte < 128:
                 return value
+        raise ValueError("the message is truncated")
 
     while at < len(message):
         number, kind = divmod(varint(), 8)
         if kind == 0:
             yield number, varint()
             continue
-        if kind not in (1, 2, 5):
-            raise ValueError(f"there is no wire type {kind}")
-        size = varint() if kind == 2 else 8 if kind == 1 else 4
+        size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
         if at + size > len(message):
             raise ValueError("the message is truncated")
         at += size
@@ -186,55 +186,29 @@ def read_model_file(model: bytes, location: str) -> Model:
         DataError: ``model`` is not a SentencePiece model.
     """
     pieces: list[Piece] = []
-    algorithm, unk, unk_piece, byte_fallback, charsmap = UNIGRAM, 0, "<unk>", False, b""
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
     try:
         for number, value in fields(model):
             if number == 1:
                 piece = dict(fields(value))
                 score = struct.unpack("<f", piece.get(2, bytes(4)))[0]
                 pieces.append(Piece(piece[1].decode(), score, piece.get(3, 1)))
-            elif number == 2:
-                trainer = dict(fields(value))
-                algorithm, unk = trainer.get(3, algorithm), trainer.get(40, unk)
-                unk_piece = trainer.get(45, unk_piece.encode()).decode()
-                byte_fallback = bool(trainer.get(35, byte_fallback))
-            elif number == 3:
-                charsmap = dict(fields(value)).get(2, charsmap)
+            elif number in (2, 3):
+                (trainer if number == 2 else normalizer).update(fields(value))
+        unk_piece = trainer.get(45, b"<unk>").decode()
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         pieces = []
     if not pieces:
         raise DataError(f"{location} is not a SentencePiece model, or is damaged")
-    return Model(pieces, algorithm, unk, unk_piece, byte_fallback, charsmap)
-
-
-def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bool, location: str) -> Pipeline:
-    """Convert a T5 tokenizer's model as ``transformers`` does, except that no end-of-sentence is appended.
-
-    Args:
-        model: the content of the model's file.
-        extra_ids: number of sentinels; their ids follow those of the pieces, and ``<extra_id_0>`` has the highest.
-        add_prefix_space: whether a space is added at the beginning of a text.
-        legacy: whether a space is also added to each part between two special tokens.
-        location: the model's file, for messages.
-
-    Returns:
-        The pipeline.
-
-    Raises:
-        DataError: ``model`` is not a SentencePiece model.
-    """
-    source = read_model_file(model, location)
-    sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
-    vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
-    scheme = ("always" if legacy else "first") if add_prefix_space else "never"
-    return build_pipeline(source, vocabulary, source.unk, location, scheme)
+    algorithm, unk, byte_fallback = trainer.get(3, UNIGRAM), trainer.get(40, 0), bool(trainer.get(35, False))
+    return Model(location, pieces, algorithm, unk, unk_piece, byte_fallback, normalizer.get(2, b""))
 
 
 def build_pipeline(
     source: Model,
     vocabulary: Sequence[tuple[str, float]],
     unk: int,
-    location: str,
     scheme: str = "always",
     splits: bool = False,
 ) -> Pipeline:
@@ -244,7 +218,6 @@ def build_pipeline(
         source: the model.
         vocabulary: the tokens in the order of their ids, with their scores.
         unk: id of the unknown token.
-        location: the model's file, for messages.
         scheme: where a space is added: ``always``, ``first`` or ``never``.
         splits: whether the text is cut at white space first, so that spaces are not pieces.
 
@@ -255,7 +228,7 @@ def build_pipeline(
         DataError: the model is damaged.
     """
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
-    with library_errors(f"{location} is not a SentencePiece model, or is damaged"):
+    with library_errors(f"{source.location} is not a SentencePiece model, or is damaged"):
         pipeline = Pipeline(_algorithm(source, vocabulary, unk))
         if source.charsmap:
             steps.insert(0, normalizers.Precompiled(source.charsmap))
@@ -277,21 +250,11 @@ def _algorithm(source: Model, vocabulary: Sequence[tuple[str, float]], unk: int)
         raise ValueError("it is neither a unigram nor a BPE model")
     ids = {token: index for index, (token, _) in enumerate(vocabulary)}
     pieces = {piece.text: index for index, piece in enumerate(source.pieces)}
-    merges = merges_of(pieces, dict(vocabulary))
-    return models.BPE(ids, merges, unk_token=source.unk_piece, fuse_unk=True, byte_fallback=source.byte_fallback)
-
-
-def merges_of(ids: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The merges of a BPE model, which SentencePiece stores only as scores of pieces, the best first.
-
-    Args:
-        ids: the pieces with their ids.
-        scores: the pieces with their scores.
-    """
-    merges = []
-    for piece, score in scores.items():
+    merges = []  # which SentencePiece stores only as scores of pieces
+    for piece, score in dict(vocabulary).items():
         halves = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        possible = [(left, right, score) for left, right in halves if left in ids and right in ids]
-        merges += sorted(possible, key=lambda merge: (ids[merge[0]], ids[merge[1]]))
+        possible = [(left, right, score) for left, right in halves if left in pieces and right in pieces]
+        merges += sorted(possible, key=lambda merge: (pieces[merge[0]], pieces[merge[1]]))
     merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
-    return [(left, right) for left, right, _ in merges]
+    pairs = [(left, right) for left, right, _ in merges]
+    return models.BPE(ids, pairs, unk_token=source.unk_piece, fuse_unk=True, byte_fallback=source.byte_fallback)

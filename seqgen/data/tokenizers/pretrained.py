@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.core.errors import DataError, nearest
+from seqgen.data.tokenizers import byte_pairs, fast, files as layout, slow
 from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer
-from seqgen.data.tokenizers.files import (
-    CONFIG_FILE,
-    DEFAULTS,
-    FAIRSEQ_MODEL_FILE,
-    FAST_FILE,
-    MAX_IDS,
-    MERGES_FILE,
-    MODEL_FILE,
-    SOURCE_MODEL_FILE,
-    SPECIAL_TOKENS_FILE,
-    TARGET_MODEL_FILE,
-    VOCAB_FILE,
-    TokenizerFiles,
-    parse_object,
-    read_file,
-    to_json,
-)
+from seqgen.data.tokenizers.files import TokenizerFiles, parse_object, read_file, to_json
 from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
@@ -34,38 +18,23 @@ T5, BYTES, GPT2 = "T5Tokenizer", "ByT5Tokenizer", "GPT2Tokenizer"
 MARIAN, GEMMA = "MarianTokenizer", "GemmaTokenizer"
 
 
-@dataclass(frozen=True)
-class TokenizerClass:
-    """A class of tokenizers.
-
-    Attributes:
-        component: its module in ``seqgen.data.tokenizers``, and its class.
-        needs: the files that it is made from, unless there is a ``tokenizer.json``.
-        reads_pipeline: whether it reads ``tokenizer.json``.
-    """
-
-    component: str
-    needs: tuple[str, ...] = ()
-    reads_pipeline: bool = True
-
-
-CLASSES = {
-    T5: TokenizerClass("fast:FastT5Tokenizer", (MODEL_FILE,)),
-    BYTES: TokenizerClass("slow:ByteTokenizer", reads_pipeline=False),
-    GEMMA: TokenizerClass("byte_pairs:GemmaTokenizer"),
-    GPT2: TokenizerClass("byte_pairs:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "BartTokenizer": TokenizerClass("byte_pairs:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "MBartTokenizer": TokenizerClass("fast:MBART_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
-    "MBart50Tokenizer": TokenizerClass("fast:MBART50_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
-    "NllbTokenizer": TokenizerClass("fast:NLLB_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
-    "M2M100Tokenizer": TokenizerClass("slow:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
-    MARIAN: TokenizerClass("slow:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
-    "PegasusTokenizer": TokenizerClass("fast:FastPegasusTokenizer", (MODEL_FILE,)),
+CLASSES: dict[str, Callable[..., PretrainedTokenizer]] = {
+    T5: fast.FastT5Tokenizer,
+    BYTES: slow.ByteTokenizer,
+    GEMMA: byte_pairs.GemmaTokenizer,
+    GPT2: byte_pairs.GPT2Tokenizer,
+    "BartTokenizer": byte_pairs.FastBartTokenizer,
+    "MBartTokenizer": fast.MBART_TOKENIZER,
+    "MBart50Tokenizer": fast.MBART50_TOKENIZER,
+    "NllbTokenizer": fast.NLLB_TOKENIZER,
+    "M2M100Tokenizer": slow.M2M100Tokenizer,
+    MARIAN: slow.MarianTokenizer,
+    "PegasusTokenizer": fast.FastPegasusTokenizer,
 }
 """The classes by their names in ``tokenizer_config.json``."""
 
 ALIASES = {
-    **{f"{name}Fast": name for name, kind in CLASSES.items() if kind.reads_pipeline},
+    **{f"{name}Fast": name for name in CLASSES},
     **{"MT5Tokenizer": T5, "MT5TokenizerFast": T5},
     **{"RobertaTokenizer": "BartTokenizer", "RobertaTokenizerFast": "BartTokenizer"},
 }
@@ -121,10 +90,10 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
     """
     files = with_class(TokenizerFiles.read(folder), folder)
     model = _model_config(folder)
-    target = model.get("decoder_vocab_size")  # as transformers does, the source's if it is missing or null
-    target_rows = _rows(model, "vocab_size" if target is None else "decoder_vocab_size")
-    source_rows = _rows(model, "vocab_size") if vocab_size is None else vocab_size
-    return make_tokenizer(files, source_rows, target_vocab_size=target_rows)
+    given, target = model.get("vocab_size"), model.get("decoder_vocab_size")
+    target = given if target is None else target  # as transformers does
+    source, target = (rows if type(rows) is int and rows <= layout.MAX_IDS else None for rows in (given, target))
+    return make_tokenizer(files, source if vocab_size is None else vocab_size, target_vocab_size=target)
 
 
 def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
@@ -134,7 +103,7 @@ def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
         files: the files.
         folder: the folder, whose ``config.json`` is read if the files name no class, or ``ANY``.
     """
-    config = files.json(CONFIG_FILE)
+    config = files.json(layout.CONFIG_FILE)
     if config.get("tokenizer_class") == ANY:
         config["extra_ids"] = 0  # all sentinels are listed
     elif config.get("tokenizer_class") is not None:
@@ -143,12 +112,7 @@ def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
     by_model = BY_MODEL.get(str(model.get("model_type")), T5)
     given = model.get("tokenizer_class")
     config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
-    return TokenizerFiles(files.location, {**files.contents, CONFIG_FILE: to_json(config)})
-
-
-def _rows(model: dict[str, Any], key: str) -> int | None:
-    rows = model.get(key)
-    return rows if type(rows) is int and rows <= MAX_IDS else None
+    return TokenizerFiles(files.location, {**files.contents, layout.CONFIG_FILE: to_json(config)})
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
@@ -176,31 +140,17 @@ def make_tokenizer(
     Raises:
         DataError: see ``load_pretrained_tokenizer``.
     """
-    config = files.json(CONFIG_FILE)
+    config = files.json(layout.CONFIG_FILE)
     named = str(config.get("tokenizer_class"))
     name = ALIASES.get(named, named)
     if name not in CLASSES:
         known = [*CLASSES, *ALIASES]
         raise DataError(
-            f"{files.location}/{CONFIG_FILE} names the class {named!r}{nearest(named, known)}, which seqgen cannot "
-            f"read; it reads {', '.join(known)}"
+            f"{files.location}/{layout.CONFIG_FILE} names the class {named!r}{nearest(named, known)}, which seqgen "
+            f"cannot read; it reads {', '.join(known)}"
         )
-    kind = CLASSES[name]
-    made = all(file in files for file in kind.needs)
-    has_pipeline = FAST_FILE in files and kind.reads_pipeline
-    if not made and not has_pipeline:
-        missing = [file for file in kind.needs if file not in files]
-        what = f"no {' and no '.join(missing)}"
-        if kind.reads_pipeline:
-            what = f"neither {' and '.join(kind.needs)} nor {FAST_FILE}"
-        raise DataError(
-            f"{files.location} has {what}; copy the files that it was saved with, or set reading.tokenizer=ids"
-        )
-    module, _, component = kind.component.partition(":")
-    further = (side or "source", target_vocab_size) if name == MARIAN else ()
-    imported = importlib.import_module(f"seqgen.data.tokenizers.{module}")
-    tokenizer: PretrainedTokenizer = getattr(imported, component)(files, vocab_size, *further)
-    return tokenizer
+    further = (side or slow.SOURCE, target_vocab_size) if name == MARIAN else ()
+    return CLASSES[name](files, vocab_size, *further)
 
 
 def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -235,10 +185,10 @@ def _with_languages(tokenizer: LanguageTokenizer, text: PretrainedTokenizer) -> 
         DataError: the class of the tokenizer has a fixed list of languages, or none.
     """
     files, (tokens, _), words = _readable(text.files), text.tokens_and_added(), tokenizer.dictionary
-    config, named = files.json(CONFIG_FILE), {index for index, token in enumerate(tokens) if token is not None}
+    config, named = files.json(layout.CONFIG_FILE), {index for index, token in enumerate(tokens) if token is not None}
     new = [words.symbol(index) for index in range(len(words)) if index not in named]
     config["additional_special_tokens"] = [*map(str, text.special.additional or []), *new]
-    files = TokenizerFiles(files.location, {**files.contents, CONFIG_FILE: to_json(config)})
+    files = TokenizerFiles(files.location, {**files.contents, layout.CONFIG_FILE: to_json(config)})
     read, wanted = make_tokenizer(files, len(words)), tokenizer.languages
     ids = None if read.languages is None else read.languages.ids
     if wanted is None or read.dictionary != words or ids != wanted.ids:
@@ -251,18 +201,20 @@ def _with_languages(tokenizer: LanguageTokenizer, text: PretrainedTokenizer) -> 
 
 def _readable(files: TokenizerFiles) -> TokenizerFiles:
     """The same files; if version 5 of ``transformers`` saved them, with a configuration for version 4 as well."""
-    config = files.json(CONFIG_FILE)
+    config = files.json(layout.CONFIG_FILE)
     if "backend" not in config:
         return files
     if ALIASES.get(named := config["tokenizer_class"], named) == T5:
         config.pop("add_prefix_space", None)  # version 5 ignores it; version 4 would convert spiece.model
-    if files.json(FAST_FILE).get("model", {}).get("type") == "BPE":
+    if files.json(layout.FAST_FILE).get("model", {}).get("type") == "BPE":
         config["clean_up_tokenization_spaces"] = False  # version 5 ignores it
     config["additional_special_tokens"] = config.pop("extra_special_tokens", [])
-    return TokenizerFiles(files.location, {**files.contents, CONFIG_FILE: to_json(config)})
+    return TokenizerFiles(files.location, {**files.contents, layout.CONFIG_FILE: to_json(config)})
 
 
-def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:
+def t5_files(
+    model: bytes, *, extra_ids: int = 100, legacy: bool = False, location: str = "the SentencePiece model"
+) -> TokenizerFiles:
     """The files of a new T5 tokenizer.
 
     Its sentinels do not remove the spaces before and after them. So ``a <extra_id_0> b`` has the ids that span
@@ -272,15 +224,16 @@ def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> Tok
         model: a SentencePiece model with the pieces ``<pad>``, ``</s>`` and ``<unk>``.
         extra_ids: number of sentinels; their ids follow those of the pieces, and ``<extra_id_0>`` has the highest.
         legacy: whether SentencePiece adds a space after each special token, even if the text has none there.
+        location: the model's file, for messages.
 
     Raises:
         DataError: it is not a SentencePiece model.
     """
-    top = int(load_processor(model, "the SentencePiece model").vocab_size()) + extra_ids - 1
+    top = int(load_processor(model, location).vocab_size()) + extra_ids - 1
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
     added = {str(top - i): {"content": SENTINEL.format(i), **flags} for i in range(extra_ids)}
     config = {"tokenizer_class": T5, "legacy": legacy, "add_prefix_space": True, "added_tokens_decoder": added}
-    return _new_files({**config, "extra_ids": extra_ids}, {MODEL_FILE: model})
+    return _new_files({**config, "extra_ids": extra_ids}, {layout.MODEL_FILE: model})
 
 
 def byte_files(extra_ids: int = 125) -> TokenizerFiles:
@@ -294,7 +247,7 @@ def byte_files(extra_ids: int = 125) -> TokenizerFiles:
 
 def _new_files(config: dict[str, Any], further: dict[str, bytes]) -> TokenizerFiles:
     sentinels = [SENTINEL.format(i) for i in range(config["extra_ids"])]
-    special = {**DEFAULTS, "additional_special_tokens": sentinels}
+    special = {**layout.DEFAULTS, "additional_special_tokens": sentinels}
     config = {**config, "clean_up_tokenization_spaces": False, **special}
-    contents = {CONFIG_FILE: to_json(config), SPECIAL_TOKENS_FILE: to_json(special), **further}
+    contents = {layout.CONFIG_FILE: to_json(config), layout.SPECIAL_TOKENS_FILE: to_json(special), **further}
     return TokenizerFiles("the tokenizer", contents)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.core.errors import DataError
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import (
-    TokenBytes,
-    Tokenizer,
-    load_tokenizer,
-    of_byte_characters,
-    of_spaced_pieces,
-    write_settings,
-)
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, of_byte_characters, of_spaced_pieces, write_settings
 from seqgen.data.tokenizers.files import CONFIG_FILE, SpecialTokens, TokenizerFiles
 
 MAX_UNUSED = 100_000
@@ -71,6 +65,9 @@ class PretrainedTokenizer(Tokenizer):
             special_ids[name] = ids.get(token)
         super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
 
+    further: Mapping[str, Any] = {}
+    """Further arguments of the class, which are saved."""
+
     byte_characters: bool = False
     """True if tokens are written in GPT-2's characters for bytes, rather than as SentencePiece's pieces."""
 
@@ -95,7 +92,7 @@ class PretrainedTokenizer(Tokenizer):
     def tokens_and_added(self) -> tuple[list[str | None], set[int]]:
         """The token of each id, ``None`` for an unused one, and the ids of special and added tokens."""
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         """See ``Tokenizer.token_bytes``; special and added tokens and those of languages have no text."""
         tokens, added = self.tokens_and_added()
         languages = self.languages.ids.values() if self.languages is not None else ()
@@ -118,7 +115,7 @@ class PretrainedTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
-        write_settings(folder, {"tokenizer": "pretrained", "vocab_size": self.vocab_size})
+        write_settings(folder, {"tokenizer": "pretrained", "vocab_size": self.vocab_size, **self.further})
         self.files.write(folder / "pretrained")
 
     @classmethod
@@ -127,7 +124,7 @@ class PretrainedTokenizer(Tokenizer):
         return cast(Self, load_tokenizer(folder))  # of the class that the files name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.files, self.vocab_size)
+        return partial(type(self), **self.further), (self.files, self.vocab_size)
 
 
 def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:

@@ -15,7 +15,7 @@ import sentencepiece
 
 from seqgen.core.errors import DataError, UserError
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
-from seqgen.data.tokenizers.base import TokenBytes, Tokenizer, of_spaced_pieces, register_tokenizer, write_settings
+from seqgen.data.tokenizers.base import SPACE, Tokenizer, of_spaced_pieces, register_tokenizer, write_settings
 from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import read_bytes
@@ -63,7 +63,6 @@ class SentencePieceTokenizer(Tokenizer):
         native = native_dictionary(self._processor)
         super().__init__(native if dictionary is None else dictionary)
         pieces = native.symbols[: self._processor.vocab_size()]
-        self._native_unk = self._processor.unk_id()
         self._native_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
         self._to_dictionary = None if dictionary is None else [dictionary.index(piece) for piece in pieces]
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
@@ -87,34 +86,30 @@ class SentencePieceTokenizer(Tokenizer):
     def _translate(self, ids: list[int], text: str) -> list[int]:
         if self._to_dictionary is None:
             return ids
-        if self._native_unk in ids:
+        if self._processor.unk_id() in ids:
             # a piece that is unknown to the model may still be a token of the vocabulary
             return [self.dictionary.word_index(piece) for piece in self._processor.encode(text, out_type=str)]
         return [self._to_dictionary[i] for i in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer.decode``."""
-        text: str
+        dictionary, pieces = self.dictionary, list[Any]()
         if self._to_dictionary is None:
             size = self._processor.vocab_size()
-            text = self._processor.decode([i for i in ids if i < size and i not in self._native_silent])
+            pieces = [i for i in ids if i < size and i not in self._native_silent]
         else:
-            dictionary = self.dictionary
             silent = {dictionary.pad(), dictionary.eos(), dictionary.bos()}
-            text = self._processor.decode([dictionary.symbol(i) for i in ids if i not in silent])
+            pieces = [dictionary.symbol(i) for i in ids if i not in silent]
+        text: str = self._processor.decode(pieces)
         return text
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
-        pieces = self._processor.encode(text, out_type=str)
-        if self.native:
-            lacking = [piece for piece in pieces if self._processor.piece_to_id(piece) == self._native_unk]
-        else:
-            unk = self.dictionary.unk()
-            lacking = [piece for piece in pieces if self.dictionary.word_index(piece) == unk]
-        return [piece.strip("▁") for piece in lacking if piece.strip("▁")]
+        pieces, unk = self._processor.encode(text, out_type=str), self.dictionary.unk()
+        lacking = [piece.strip(SPACE) for piece in pieces if self.dictionary.word_index(piece) == unk]
+        return [piece for piece in lacking if piece]
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         """See ``Tokenizer.token_bytes``."""
         controls = {self._processor.id_to_piece(i) for i in self._native_silent}
         named = {i for i, symbol in enumerate(self.dictionary) if symbol in controls}
@@ -192,9 +187,6 @@ def native_dictionary(processor: Any) -> Dictionary:
 
 logger = logging.getLogger(__name__)
 
-LOGGED_LINES = 1_000_000
-"""Number of lines between two messages about reading the text."""
-
 THREADS = 8
 """Number of training threads; fixed, because the order of floating-point additions and so the pieces depend on it."""
 
@@ -219,7 +211,6 @@ def train_sentencepiece(
     character_coverage: float = 1.0,
     hard_vocab_limit: bool = True,
     special_ids: Mapping[str, int] = FAIRSEQ_IDS,
-    key: str = "vocab_size",
 ) -> bytes:
     """Train a SentencePiece model; the same text and settings give the same model.
 
@@ -231,7 +222,6 @@ def train_sentencepiece(
         hard_vocab_limit: whether it is an error if the text is too small for ``vocab_size``; if not, there are
             fewer pieces.
         special_ids: ids of ``pad``, ``eos``, ``unk`` and ``bos``; -1 for a token that the model does not have.
-        key: the configuration key of ``vocab_size``, for messages.
 
     Returns:
         The content of the model file.
@@ -244,6 +234,7 @@ def train_sentencepiece(
     logger.info("training a SentencePiece model (%s) of %d pieces", model_type, vocab_size)
     start = time.perf_counter()
     model = io.BytesIO()
+    ids: dict[str, Any] = {f"{name}_id": index for name, index in special_ids.items()}
     reader = _Reader(lines)
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -256,20 +247,17 @@ def train_sentencepiece(
             num_threads=THREADS,
             input_sentence_size=MAX_LINES,
             shuffle_input_sentence=True,
-            bos_id=special_ids["bos"],
-            pad_id=special_ids["pad"],
-            eos_id=special_ids["eos"],
-            unk_id=special_ids["unk"],
+            **ids,
             minloglevel=4,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise reader.error or _explain(str(error), vocab_size, key) from None
+        raise reader.error or _explain(str(error), vocab_size) from None
     logger.info("trained it on %s lines in %.1f s", f"{reader.count:,}", time.perf_counter() - start)
     return model.getvalue()
 
 
 class _Reader:
-    """Iterates over lines, logs how many are read, and keeps the error that ended the iteration, which SentencePiece
+    """Iterates over lines, counts them, and keeps the error that ended the iteration, which SentencePiece
     replaces.
     """
 
@@ -282,27 +270,23 @@ class _Reader:
         try:
             for line in self.lines:
                 self.count += 1
-                if self.count % LOGGED_LINES == 0:
-                    logger.info("read %s lines", f"{self.count:,}")
                 for start in range(0, len(line), MAX_CHARACTERS):
                     yield line[start : start + MAX_CHARACTERS]
         except (UserError, KeyboardInterrupt) as error:
             self.error = error
             raise
-        if self.count > LOGGED_LINES:
-            logger.info("read all %s lines; computing the pieces", f"{self.count:,}")
 
 
-def _explain(message: str, vocab_size: int, key: str) -> DataError:
+def _explain(message: str, vocab_size: int) -> DataError:
     if found := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", message):
         return DataError(
             f"the training text is too small for a vocabulary of {vocab_size} pieces; "
-            f"set {key} to at most {found.group(1)}"
+            f"set task.vocab_size to at most {found.group(1)}"
         )
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return DataError(
             f"the training text has more characters than a vocabulary of {vocab_size} pieces can hold; "
-            f"set {key} to at least {found.group(1)}, or character_coverage lower"
+            f"set task.vocab_size to at least {found.group(1)}, or character_coverage lower"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return DataError("the training text has no words to learn a vocabulary from; every line is empty")

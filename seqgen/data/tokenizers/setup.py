@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
@@ -20,7 +20,6 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import (
     FAIRSEQ_IDS,
     T5_IDS,
     SentencePieceTokenizer,
-    load_processor,
     read_model,
     train_sentencepiece,
 )
@@ -67,42 +66,6 @@ class TokenizerConfig:
     tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)", role="input_path")
 
 
-def prepare_tokenizers(
-    cfg: TokenizerConfig, folder: Path, files: Callable[[], ParallelFiles]
-) -> tuple[Tokenizer, Tokenizer]:
-    """Load the tokenizers of a run, or make them and write them into its folder.
-
-    Args:
-        cfg: the configuration of the tokenizers.
-        folder: the run folder.
-        files: finds the training text; called only if a vocabulary must be made from it.
-
-    Returns:
-        The tokenizers of source and target; with a joint vocabulary the same object twice, unless the target has other
-        pieces (Marian).
-
-    Raises:
-        ConfigError: keys contradict each other.
-        DataError: a file cannot be used.
-    """
-    if cfg.joined_dictionary:
-        both = prepare_tokenizer(cfg, folder, lambda: _text(files(), (0, 1)))
-        return both, both.target_side
-    _check(cfg)
-
-    def make(side: int, name: str, model: str, dictionary: str) -> Tokenizer:
-        return without_languages(_make(cfg, name, model or cfg.spm_model, dictionary, lambda: _text(files(), (side,))))
-
-    source, target = _prepare(
-        folder,
-        {
-            "source_tokenizer": lambda name: make(0, name, cfg.source_spm_model, cfg.srcdict),
-            "target_tokenizer": lambda name: make(1, name, cfg.target_spm_model, cfg.tgtdict),
-        },
-    )
-    return source, target.target_side
-
-
 def without_languages(tokenizer: Tokenizer) -> Tokenizer:
     """Refuse a tokenizer whose model must be told the languages of each pair.
 
@@ -118,51 +81,67 @@ def without_languages(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def prepare_tokenizer(
+def prepare_tokenizers(
     cfg: TokenizerConfig,
     folder: Path,
-    lines: Callable[[], Iterable[str]],
+    lines: Callable[[Sequence[int]], Iterable[str]],
     complete: Callable[[Tokenizer], Tokenizer] = without_languages,
-) -> Tokenizer:
-    """Load the one tokenizer of a run, or make it and write it into its folder.
+) -> tuple[Tokenizer, Tokenizer]:
+    """Load the tokenizers of a run, or make them and write them into its folder.
 
     Args:
-        cfg: the configuration of the tokenizer.
+        cfg: the configuration of the tokenizers.
         folder: the run folder.
-        lines: gives the training text; called only if a vocabulary must be made from it.
+        lines: gives the training text of sides, 0 for the source and 1 for the target; called only if a vocabulary must
+            be made from it.
         complete: checks a new tokenizer, and adds what the task needs.
 
     Returns:
-        The tokenizer of source and target.
+        The tokenizers of source and target; with a joint vocabulary the same object twice, unless the target has other
+        pieces (Marian).
 
     Raises:
         ConfigError: keys contradict each other.
         DataError: a file cannot be used.
     """
     _check(cfg)
-    return _prepare(folder, {"tokenizer": lambda name: complete(_make(cfg, name, cfg.spm_model, cfg.srcdict, lines))})[
-        0
-    ]
+    if cfg.joined_dictionary:
+        kinds = {"tokenizer": (cfg.spm_model, cfg.srcdict, partial(lines, [0, 1]))}
+    else:
+        kinds = {
+            "source_tokenizer": (cfg.source_spm_model or cfg.spm_model, cfg.srcdict, partial(lines, [0])),
+            "target_tokenizer": (cfg.target_spm_model or cfg.spm_model, cfg.tgtdict, partial(lines, [1])),
+        }
+    missing = [name for name in kinds if not (folder / name).is_dir()]
+    for name in missing:
+        check_not_frozen(folder / name)  # before training, which may take a long time
+    made = {name: complete(_make(cfg, name, *kinds[name])) for name in missing}  # all before one is written
+    for name, tokenizer in made.items():
+        save_tokenizer(tokenizer, folder / name)
+    tokenizers = [load_tokenizer(folder / name) for name in kinds]
+    return tokenizers[0], tokenizers[-1].target_side
+
+
+def check_one_vocabulary(cfg: TokenizerConfig) -> None:
+    """Refuse two vocabularies for a task that has one."""
+    if not cfg.joined_dictionary:
+        raise ConfigError("this task has one vocabulary for all text; set task.joined_dictionary=true")
 
 
 MODEL_KEYS = ("spm_model", "source_spm_model", "target_spm_model")
 DICTIONARY_KEYS = ("srcdict", "tgtdict")
-WRONG_KEYS = {
-    "sentencepiece": ("pretrained_tokenizer",),
-    "t5": ("pretrained_tokenizer", *DICTIONARY_KEYS),
-    "bytes": ("pretrained_tokenizer", *MODEL_KEYS, *DICTIONARY_KEYS),
-    "pretrained": (*MODEL_KEYS, *DICTIONARY_KEYS),
-    "whitespace": ("pretrained_tokenizer", *MODEL_KEYS),
+KINDS = {
+    "pretrained_tokenizer": ("pretrained",),
+    **dict.fromkeys(MODEL_KEYS, ("sentencepiece", "t5")),
+    **dict.fromkeys(DICTIONARY_KEYS, ("sentencepiece", "whitespace")),
 }
-"""The keys that each kind of tokenizer does not use."""
+"""The kinds of tokenizers that use a key."""
 
 
 def given_vocabulary(cfg: TokenizerConfig) -> str:
     """The key that gives the vocabulary, so that none is trained on the text; empty if one is trained."""
-    if cfg.tokenizer == "bytes":
-        return "task.tokenizer=bytes"
-    if cfg.tokenizer == "pretrained":
-        return f"task.pretrained_tokenizer={cfg.pretrained_tokenizer}"
+    if cfg.tokenizer in ("bytes", "pretrained"):
+        return f"task.tokenizer={cfg.tokenizer}"
     if cfg.tokenizer == "whitespace":
         keys: tuple[str, ...] = DICTIONARY_KEYS[:1] if cfg.joined_dictionary else DICTIONARY_KEYS
     else:
@@ -172,24 +151,20 @@ def given_vocabulary(cfg: TokenizerConfig) -> str:
 
 def _note_unused(cfg: TokenizerConfig) -> None:
     """Say which keys have no effect on a new tokenizer."""
-    unused: dict[str, str] = {}
-    if given := given_vocabulary(cfg):
-        unused |= dict.fromkeys(("vocab_size", "hard_vocab_limit", "spm_type", "character_coverage"), given)
-    elif cfg.tokenizer == "whitespace":
-        unused |= dict.fromkeys(("hard_vocab_limit", "spm_type", "character_coverage"), "task.tokenizer=whitespace")
-    if cfg.tokenizer != "t5":
-        unused["extra_ids"] = f"task.tokenizer={cfg.tokenizer}"
+    kind, given = f"task.tokenizer={cfg.tokenizer}", given_vocabulary(cfg)
+    unused = {"vocab_size": given, "extra_ids": "" if cfg.tokenizer == "t5" else kind}
+    of_training = given or (kind if cfg.tokenizer == "whitespace" else "")
+    unused |= dict.fromkeys(("hard_vocab_limit", "spm_type", "character_coverage"), of_training)
     defaults = type(cfg)()
     for name, reason in unused.items():
-        if (value := getattr(cfg, name)) != getattr(defaults, name):
+        if reason and (value := getattr(cfg, name)) != getattr(defaults, name):
             logger.info("task.%s=%s has no effect with %s", name, value, reason)
 
 
 def _check(cfg: TokenizerConfig) -> None:
-    for name in WRONG_KEYS[cfg.tokenizer]:
-        if getattr(cfg, name):
-            kinds = " or ".join(kind for kind, wrong in WRONG_KEYS.items() if name not in wrong)
-            raise ConfigError(f"task.{name} needs task.tokenizer={kinds}; remove one of the two keys")
+    for name, kinds in KINDS.items():
+        if getattr(cfg, name) and cfg.tokenizer not in kinds:
+            raise ConfigError(f"task.{name} needs task.tokenizer={' or '.join(kinds)}; remove one of the two keys")
     if cfg.joined_dictionary:
         for name in ("source_spm_model", "target_spm_model", "tgtdict"):
             if getattr(cfg, name):
@@ -198,24 +173,7 @@ def _check(cfg: TokenizerConfig) -> None:
         raise ConfigError("task.pretrained_tokenizer is missing; set it to the folder of the tokenizer's files")
 
 
-def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
-    files.check()  # check line numbers before a vocabulary is trained on the files
-    return chain.from_iterable(files.lines(side) for side in sides)
-
-
-def _prepare(run: Path, makers: Mapping[str, Callable[[str], Tokenizer]]) -> list[Tokenizer]:
-    """Load tokenizers by the names of their folders; those that are missing are all made before one is written."""
-    missing = [name for name in makers if not (run / name).is_dir()]
-    for name in missing:
-        check_not_frozen(run / name)  # before training, which may take a long time
-    for name, tokenizer in {name: makers[name](name) for name in missing}.items():
-        save_tokenizer(tokenizer, run / name)
-    return [load_tokenizer(run / name) for name in makers]
-
-
-def _make(
-    cfg: TokenizerConfig, name: str, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
-) -> Tokenizer:
+def _make(cfg: TokenizerConfig, name: str, model: str, dictionary: str, text: Callable[[], Iterable[str]]) -> Tokenizer:
     _note_unused(cfg)
     if cfg.tokenizer == "pretrained":
         folder = Path(cfg.pretrained_tokenizer)
@@ -226,24 +184,21 @@ def _make(
     given = Dictionary.load(dictionary) if dictionary else None
     if cfg.tokenizer == "whitespace":
         if given is None:
-            counts = Counter(chain.from_iterable(line.split() for line in lines()))
+            counts = Counter(chain.from_iterable(line.split() for line in text()))
             given = Dictionary.from_counts(counts, cfg.vocab_size)
         return WhitespaceTokenizer(given)
-    content = read_model(Path(model)) if model else _train(cfg, lines())
+    if model:
+        content = read_model(Path(model))
+    else:
+        content = train_sentencepiece(
+            text(),
+            vocab_size=cfg.vocab_size,
+            model_type=cfg.spm_type,
+            character_coverage=cfg.character_coverage,
+            hard_vocab_limit=cfg.hard_vocab_limit,
+            special_ids=T5_IDS if cfg.tokenizer == "t5" else FAIRSEQ_IDS,
+        )
     location = model or "the SentencePiece model"
     if cfg.tokenizer == "t5":
-        load_processor(content, location)
-        return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
+        return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids, location=location))
     return SentencePieceTokenizer(content, given, location=location)
-
-
-def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:
-    return train_sentencepiece(
-        lines,
-        vocab_size=cfg.vocab_size,
-        model_type=cfg.spm_type,
-        character_coverage=cfg.character_coverage,
-        hard_vocab_limit=cfg.hard_vocab_limit,
-        special_ids=T5_IDS if cfg.tokenizer == "t5" else FAIRSEQ_IDS,
-        key="task.vocab_size",
-    )

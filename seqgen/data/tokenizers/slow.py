@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from itertools import groupby
 from typing import Any
 
 from tokenizers import AddedToken
 
-from seqgen.core.errors import DataError, nearest
-from seqgen.data.tokenizers.base import SENTINEL, SPACE, TokenBytes, Tokenizer, write_settings
-from seqgen.data.tokenizers.files import (
-    CONFIG_FILE,
-    DEFAULTS,
-    FAIRSEQ_MODEL_FILE,
-    MAX_IDS,
-    SOURCE_MODEL_FILE,
-    TARGET_MODEL_FILE,
-    TARGET_VOCAB_FILE,
-    VOCAB_FILE,
-    AddedVocabulary,
-    SpecialTokens,
-    Token,
-    TokenizerFiles,
-)
+from seqgen.core.errors import DataError
+from seqgen.data.tokenizers import files as layout
+from seqgen.data.tokenizers.base import SPACE, Tokenizer
+from seqgen.data.tokenizers.files import AddedVocabulary, SpecialTokens, Token, TokenizerFiles
 from seqgen.data.tokenizers.languages import M2M100, WMT21, Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
@@ -119,18 +108,10 @@ class SlowTokenizer(PretrainedTokenizer):
         if skip_special_tokens:
             tokens = [token for token in tokens if token not in self._special]
         texts: list[str] = []
-        run: list[str] = []
-        for token in tokens:
-            if token not in self._alone:
-                run.append(token)
-                continue
-            if run and (text := self.join(run)):
-                texts.append(text)
-            texts.append(token)
-            run = []
-        if run:
-            texts.append(self.join(run))
-        return self.clean_up(" ".join(texts))
+        for alone, run in groupby(tokens, self._alone.__contains__):
+            group = list(run)
+            texts += group if alone else [self.join(group)]
+        return self.clean_up(" ".join([text for text in texts[:-1] if text] + texts[-1:]))
 
     def tokens_and_added(self) -> tuple[list[str | None], set[int]]:
         """See ``PretrainedTokenizer.tokens_and_added``."""
@@ -188,13 +169,8 @@ class ByteTokenizer(SlowTokenizer):
         given_first = (special.named.get(key) for key in ("pad_token", "eos_token", "unk_token"))
         first = {i: token for i, token in enumerate(given_first) if isinstance(token, AddedToken)}
         special.added = {**first, **special.added}
-        count = special.number("extra_ids", 125)
-        if count and special.additional is None:
-            special.additional = [SENTINEL.format(i) for i in range(count)]
-        elif count and special.additional:
-            given = len({str(token) for token in special.additional if "extra_id" in str(token)})
-            if given != count:
-                raise special.differing_sentinels(count, given)
+        if special.additional != []:
+            special.add_sentinels(125, alone=True)
         tokens = dict(enumerate([*BYT5_FIRST, *map(chr, range(256))]))
         super().__init__(files, special, tokens, 256, vocab_size)
 
@@ -211,13 +187,11 @@ class ByteTokenizer(SlowTokenizer):
         """See ``SlowTokenizer.piece_id``."""
         return ord(piece) + len(BYT5_FIRST)
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         """See ``Tokenizer.token_bytes``."""
-        pieces: TokenBytes = [None] * len(self.dictionary)
-        for byte in range(256):
-            index = byte + len(BYT5_FIRST)
-            pieces[index] = None if index in self.added.tokens else bytes([byte])
-        return pieces
+        first, added = len(BYT5_FIRST), self.added.tokens
+        ids = range(len(self.dictionary))
+        return [bytes([i - first]) if 0 <= i - first < 256 and i not in added else None for i in ids]
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``; bytes that are not valid UTF-8 are left out."""
@@ -228,23 +202,29 @@ class ByteTokenizer(SlowTokenizer):
 CODES = {"m2m100": M2M100, "wmt21": WMT21}
 M2M100_FORMAT, MARIAN_FORMAT = "__{}__", ">>{}<<"
 """The token of a language, by its code."""
+_MARIAN_CODE = re.compile(r">>(.*?)<<", re.DOTALL)
 
 SOURCE, TARGET = "source", "target"
-M2M100_NAMED = {**DEFAULTS, "bos_token": "<s>", "sep_token": "</s>"}
+M2M100_NAMED = {**layout.DEFAULTS, "bos_token": "<s>", "sep_token": "</s>"}
 
 
 class VocabularyTokenizer(SlowTokenizer):
     """A tokenizer that cuts text with SentencePiece, and whose pieces have the ids of a vocabulary file.
 
     Args:
-        processor: the ``SentencePieceProcessor``.
+        name: the file of the SentencePiece model.
         ids: the id of each piece.
-        arguments: those of ``SlowTokenizer``.
+        files: its files.
+        arguments: the others of ``SlowTokenizer``.
     """
 
-    def __init__(self, processor: Any, ids: dict[str, int], *arguments: Any):
-        self._processor, self._ids = processor, ids
-        super().__init__(*arguments)
+    after_special = ""
+    """What follows a special token that is written between two texts."""
+
+    def __init__(self, name: str, ids: dict[str, int], files: TokenizerFiles, *arguments: Any):
+        self._ids = ids
+        self._processor = load_processor(files.need(name), f"{files.location}/{name}")
+        super().__init__(files, *arguments)
 
     def pieces(self, text: str) -> list[str]:
         """See ``SlowTokenizer.pieces``."""
@@ -259,18 +239,10 @@ class VocabularyTokenizer(SlowTokenizer):
         """See ``SlowTokenizer.join``; special tokens are not given to SentencePiece."""
         decode: Callable[[list[str]], str] = self._processor.decode
         text = ""
-        run: list[str] = []
-        for piece in pieces:
-            if piece in self._special:
-                text += decode(run) + self.written(piece)
-                run = []
-            else:
-                run.append(piece)
-        return (text + decode(run)).strip()
-
-    def written(self, token: str) -> str:
-        """A special token as it is written between two texts."""
-        return token
+        for special, run in groupby(pieces, self._special.__contains__):
+            group = list(run)
+            text += "".join(piece + self.after_special for piece in group) if special else decode(group)
+        return text.strip()
 
 
 class M2M100Tokenizer(VocabularyTokenizer):
@@ -288,23 +260,17 @@ class M2M100Tokenizer(VocabularyTokenizer):
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
         special.fill(M2M100_NAMED)
-        processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.location}/{FAIRSEQ_MODEL_FILE}")
-        vocabulary = read_vocabulary(files, VOCAB_FILE, str(special.named["unk_token"]))
+        vocabulary = read_vocabulary(files, layout.VOCAB_FILE, str(special.named["unk_token"]))
         name = str(special.config.get("language_codes", "m2m100"))
         if name not in CODES:
-            raise DataError(
-                f"{files.location}/{CONFIG_FILE}: language_codes is {name!r}{nearest(name, CODES)}; it must be one of "
-                f"{', '.join(CODES)}"
-            )
+            raise DataError(f"{files.location}/{layout.CONFIG_FILE}: language_codes={name} is neither m2m100 nor wmt21")
         codes = {code: len(vocabulary) + i for i, code in enumerate(CODES[name])}
         unlisted = {index: M2M100_FORMAT.format(code) for code, index in codes.items()}
         ids = {**vocabulary, **{token: index for index, token in unlisted.items()}}
         pieces = {index: piece for piece, index in vocabulary.items()}
-        super().__init__(processor, ids, files, special, pieces, len(pieces), vocab_size, unlisted)
-        source, target = (special.config.get(key) for key in ("src_lang", "tgt_lang"))
-        default = str("en" if source is None else source)
-        languages = Languages(codes, TargetLanguage.FIRST, default, False, str(target or ""), M2M100_FORMAT)
-        self.languages = languages.checked(f"{files.location}/{CONFIG_FILE}")
+        super().__init__(layout.FAIRSEQ_MODEL_FILE, ids, files, special, pieces, len(pieces), vocab_size, unlisted)
+        languages = Languages(codes, TargetLanguage.FIRST, "en", token_format=M2M100_FORMAT)
+        self.languages = languages.checked(f"{files.location}/{layout.CONFIG_FILE}", special.config)
 
 
 def read_vocabulary(files: TokenizerFiles, name: str, *needed: str) -> dict[str, int]:
@@ -320,13 +286,11 @@ def read_vocabulary(files: TokenizerFiles, name: str, *needed: str) -> dict[str,
     """
     files.need(name)
     ids, where = files.json(name), f"{files.location}/{name}"
-    if not ids or len(ids) > MAX_IDS or not all(type(index) is int for index in ids.values()):
-        raise DataError(f"{where} does not contain pieces with their ids; copy it again")
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise DataError(f"{where} is damaged: its {len(ids)} ids are not the numbers from 0 to {len(ids) - 1}")
+    if not ids or {type(index) for index in ids.values()} != {int} or sorted(ids.values()) != list(range(len(ids))):
+        raise DataError(f"{where} is damaged: its ids are not the numbers from 0 to {len(ids) - 1}; copy it again")
     for token in needed:
         if token not in ids:
-            raise DataError(f"{where} does not contain {token!r}, which {CONFIG_FILE} names; copy both files again")
+            raise DataError(f"{where} does not contain {token!r}, which {layout.CONFIG_FILE} names; copy both again")
     return ids
 
 
@@ -352,25 +316,23 @@ class MarianTokenizer(VocabularyTokenizer):
         side: str = SOURCE,
         target_vocab_size: int | None = None,
     ):
-        self.side = side
-        self.target_vocab_size = target_vocab_size
+        self.side, self.target_vocab_size = side, target_vocab_size
+        self.further = {"target_vocab_size": target_vocab_size, "side": side}
         special = SpecialTokens.read(files)
         special.fill()
         self.separate = bool(special.config.get("separate_vocabs"))
-        listed = read_vocabulary(files, VOCAB_FILE, *(str(special.named[key]) for key in ("unk_token", "pad_token")))
+        needed = (str(special.named[key]) for key in ("unk_token", "pad_token"))
+        listed = read_vocabulary(files, layout.VOCAB_FILE, *needed)
         by_id = {index: piece for piece, index in listed.items()}
         add_tokens(special.all(), special.added, by_id)  # both sides have the special tokens of the source
         ids = listed
         if self.separate and side == TARGET:
-            ids = read_vocabulary(files, TARGET_VOCAB_FILE, str(special.named["unk_token"]))
-        name = TARGET_MODEL_FILE if side == TARGET else SOURCE_MODEL_FILE
-        processor = load_processor(files.need(name), f"{files.location}/{name}")
+            ids = read_vocabulary(files, layout.TARGET_VOCAB_FILE, str(special.named["unk_token"]))
+        name = layout.TARGET_MODEL_FILE if side == TARGET else layout.SOURCE_MODEL_FILE
         pieces = {index: piece for piece, index in ids.items()}
-        super().__init__(processor, ids, files, special, pieces, len(listed), vocab_size)
-        before, after = MARIAN_FORMAT.split("{}")
-        codes = {token: index for token, index in listed.items() if token.startswith(before) and token.endswith(after)}
-        if codes:
-            names = {token.removeprefix(before).removesuffix(after): index for token, index in codes.items()}
+        super().__init__(name, ids, files, special, pieces, len(listed), vocab_size)
+        names = {found[1]: index for token, index in listed.items() if (found := _MARIAN_CODE.fullmatch(token))}
+        if names:
             self.languages = Languages(names, TargetLanguage.SOURCE, token_format=MARIAN_FORMAT, in_text=True)
 
     @cached_property
@@ -382,29 +344,15 @@ class MarianTokenizer(VocabularyTokenizer):
 
     def pieces(self, text: str) -> list[str]:
         """See ``SlowTokenizer.pieces``; the token of a language at the beginning is one piece."""
-        before, after = MARIAN_FORMAT.split("{}")
-        end = text.find(after) + len(after)
-        if not text.startswith(before) or end < len(after):
-            return super().pieces(text)
-        return [text[:end], *super().pieces(text[end:])]
+        found = _MARIAN_CODE.match(text)
+        return [found[0], *super().pieces(text[found.end() :])] if found else super().pieces(text)
+
+    after_special = " "
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``."""
         return super().join(pieces).replace(SPACE, " ").strip()
 
-    def written(self, token: str) -> str:
-        """A special token, followed by a space."""
-        return token + " "
-
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""
         return f"{super().fingerprint()}:{self.side}"
-
-    def save(self, folder: Path) -> None:
-        """See ``Tokenizer.save``."""
-        super().save(folder)
-        sizes = {"vocab_size": self.vocab_size, "target_vocab_size": self.target_vocab_size}
-        write_settings(folder, {"tokenizer": "pretrained", **sizes, "side": self.side})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MarianTokenizer, (self.files, self.vocab_size, self.side, self.target_vocab_size)

@@ -41,19 +41,15 @@ class MinimumLength(LogitsProcessor):
             for token in (context.eos, *self.end_tokens):
                 lprobs[:, token].fill_(-torch.inf)  # all rows have the same length, and none is at its maximum
             return lprobs
-        short = context.steps + self._counted(context) < self.min_len
+        counted, prompts = context.steps, context.src_tokens
+        if self.counts_prompt and context.sentences.continues_source and prompts is not None:
+            counted = counted + (prompts.size(1) if context.src_padding is None else (~context.src_padding).sum(1))
+        short = counted < self.min_len
         if self.yields:
             short &= context.max_lengths > context.step
         for token in (context.eos, *self.end_tokens):
             lprobs[:, token].masked_fill_(short, -torch.inf)
         return lprobs
-
-    def _counted(self, context: StepContext) -> Tensor | int:
-        """The number of tokens of each row that count besides the generated ones."""
-        prompts, padding = context.src_tokens, context.src_padding
-        if not self.counts_prompt or not context.sentences.continues_source or prompts is None:
-            return 0
-        return prompts.size(1) if padding is None else (~padding).sum(1)
 
 
 class ForceEndAtMaximum(LogitsProcessor):

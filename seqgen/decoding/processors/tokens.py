@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -94,6 +94,11 @@ class UnknownPenalty(LogitsProcessor):
         return lprobs
 
 
+def _of_all_parts(flag: str) -> Any:
+    """A flag of a composite, which is true if it is true for all parts."""
+    return property(lambda self: all(getattr(part, flag) for part in self.parts))
+
+
 class ForcePrefix(Composite, LogitsProcessor):
     """Forces the prefix of each sentence (``prefix_tokens``), whose tokens keep the model's score.
 
@@ -106,20 +111,9 @@ class ForcePrefix(Composite, LogitsProcessor):
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         self.parts: list[LogitsProcessor] = list(otherwise)
 
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """True if all processors are shift invariant."""
-        return all(processor.shift_invariant for processor in self.parts)
-
-    @property
-    def can_merge(self) -> bool:  # type: ignore[override]
-        """True if all processors support merged batches."""
-        return all(processor.can_merge for processor in self.parts)
-
-    @property
-    def certifiable(self) -> bool:  # type: ignore[override]
-        """True if all processors are certifiable."""
-        return all(processor.certifiable for processor in self.parts)
+    shift_invariant = _of_all_parts("shift_invariant")
+    can_merge = _of_all_parts("can_merge")
+    certifiable = _of_all_parts("certifiable")
 
     def defer(self) -> LogitsProcessor | None:
         """See ``LogitsProcessor.defer``; called for batches without prefixes."""
@@ -185,15 +179,13 @@ class SequenceBias(LogitsProcessor):
             if context.sentences.counts_start:  # as in transformers, no sequence begins with the first token of all
                 first = (tokens != _NOTHING).int().argmax(1, keepdim=True)
                 tokens = tokens.scatter(1, first, _NOTHING)
-            gains = gains.where(self._match_prefixes(tokens), 0.0)  # (rows, sequences)
+            size = self.longest - 1
+            missing = max(0, size - tokens.size(1))
+            tail = torch.nn.functional.pad(tokens[:, -size:], (missing, 0), value=_NOTHING).unsqueeze(1)
+            # (rows, sequences), whether the row ends with the sequence without its last token
+            begun = ((tail == self._beginnings) | (self._beginnings == _ANY)).all(-1)
+            gains = gains.where(begun, 0.0)
         return lprobs.scatter_add_(1, self._last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
-
-    def _match_prefixes(self, tokens: Tensor) -> Tensor:
-        """True if each row ends with each sequence without its last token: ``(rows, sequences)`` bool."""
-        size = self.longest - 1
-        tail = tokens[:, -size:]
-        tail = torch.nn.functional.pad(tail, (size - tail.size(1), 0), value=_NOTHING).unsqueeze(1)
-        return ((tail == self._beginnings) | (self._beginnings == _ANY)).all(-1)
 
 
 class BadWords(SequenceBias):
@@ -212,25 +204,20 @@ class BadWords(SequenceBias):
 def biases_of_texts(entries: Sequence[str], resources: Resources) -> dict[tuple[int, ...], float]:
     """Read entries ``TEXT=BIAS`` for ``SequenceBias``; the biases of a text that is given twice are added."""
     found: dict[tuple[int, ...], float] = {}
-    for text, bias in map(_text_and_bias, entries):
+    for entry in entries:
+        text, _, number = entry.rpartition("=")
+        try:
+            bias = float(number)
+        except ValueError:
+            bias = math.nan
+        if not text or not abs(bias) <= LARGEST_FLOAT:
+            raise ConfigError(
+                f"{entry!r} is not TEXT=BIAS with a number of at most {LARGEST_FLOAT:g}; to forbid a text, add it to "
+                "generation.bad_words"
+            )
         ids = resources.sequence(text)
         found[ids] = found.get(ids, 0.0) + bias
     return found
-
-
-def _text_and_bias(entry: str) -> tuple[str, float]:
-    """Read ``TEXT=BIAS``."""
-    text, _, number = entry.rpartition("=")
-    try:
-        bias = float(number)
-    except ValueError:
-        bias = math.nan
-    if not text or not abs(bias) <= LARGEST_FLOAT:
-        raise ConfigError(
-            f"{entry!r} is not TEXT=BIAS with a number of at most {LARGEST_FLOAT:g}; to forbid a text, add it to "
-            "generation.bad_words"
-        )
-    return text, bias
 
 
 class PrefixConstraint(LogitsProcessor):
@@ -258,6 +245,13 @@ class PrefixConstraint(LogitsProcessor):
         return lprobs + mask
 
 
+def _text(context: StepContext, of_source: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The tokens of the source, ``None`` if they are not known, or those generated; and where they are padding."""
+    if of_source:
+        return context.src_tokens, context.src_padding
+    return context.generated, context.generated_padding
+
+
 class NoRepeatNgram(LogitsProcessor):
     """Forbids tokens that would complete an n-gram that already occurs in the hypothesis.
 
@@ -267,48 +261,63 @@ class NoRepeatNgram(LogitsProcessor):
 
     shift_invariant = True
     certifiable = True
+    of_source = False
 
     def __init__(self, size: int):
         self.size = size
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        generated = context.generated
-        return forbid_completions(lprobs, generated, generated, self.size, context.generated_padding)
+        size, generated, (text, padding) = self.size, context.generated, _text(context, self.of_source)
+        if text is None or text.size(1) < size or generated.size(1) < size - 1:
+            return lprobs
+        # text a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is forbidden
+        windows = text.unfold(1, size, 1)  # (rows, L - size + 1, size)
+        last = generated[:, generated.size(1) - size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
+        repeated = (windows[..., :-1] == last).all(-1)
+        if padding is not None:
+            repeated &= ~padding.unfold(1, size, 1).any(-1)
+        # amin with -inf (forbidden) or inf (allowed): a token may be the last one of several windows
+        limits = torch.where(repeated, -torch.inf, torch.inf).to(lprobs.dtype)
+        return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")
 
 
 class EncoderNoRepeatNgram(NoRepeatNgram):
-    """Forbids tokens that would complete an n-gram of the source.
+    """Forbids tokens that would complete an n-gram of the source; n-grams with padding are ignored."""
 
-    Args:
-        size: n.
-    """
-
-    shift_invariant = True
-    certifiable = True
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        if context.src_tokens is None:
-            return lprobs
-        return forbid_completions(lprobs, context.src_tokens, context.generated, self.size, context.src_padding)
+    of_source = True
 
 
 class RepetitionPenalty(LogitsProcessor):
     """Lowers the scores of tokens that were generated before (Keskar et al. 2019, section 4.1).
 
-    A negative score is multiplied by the penalty and a positive one divided by it, so that both become smaller.
+    A negative score is multiplied by the penalty and a positive one divided by it, so that both become smaller. A token
+    that occurs twice is lowered once.
 
     Args:
         penalty: values above 1 avoid repetitions, values below 1 encourage them.
     """
+
+    of_source = False
 
     def __init__(self, penalty: float):
         self.penalty = penalty
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        return _shrink(lprobs, context.generated, self.penalty, context.generated_padding)
+        tokens, padding = _text(context, self.of_source)
+        if tokens is None:
+            return lprobs
+        if padding is None:
+            return lprobs.scatter(1, tokens, self._lowered(lprobs.gather(1, tokens)))
+        size = lprobs.size(1)
+        columns = tokens.masked_fill(padding, size)  # padding falls into a column that is dropped
+        occurs = torch.zeros_like(lprobs[:, :1], dtype=torch.bool).repeat(1, size + 1).scatter_(1, columns, True)
+        return torch.where(occurs[:, :size], self._lowered(lprobs), lprobs)
+
+    def _lowered(self, scores: Tensor) -> Tensor:
+        penalty = 1 / self.penalty if self.of_source else self.penalty
+        return (scores * penalty).where(scores < 0, scores / penalty)
 
 
 class EncoderRepetitionPenalty(RepetitionPenalty):
@@ -320,57 +329,4 @@ class EncoderRepetitionPenalty(RepetitionPenalty):
         penalty: values above 1 prefer tokens of the source, values below 1 avoid them.
     """
 
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        if context.src_tokens is None:
-            return lprobs
-        return _shrink(lprobs, context.src_tokens, 1 / self.penalty, context.src_padding)
-
-
-def forbid_completions(
-    lprobs: Tensor, text: Tensor, generated: Tensor, size: int, padding: Tensor | None = None
-) -> Tensor:
-    """Forbid each token that, appended to the newest ``size - 1`` generated tokens, gives an n-gram of a text.
-
-    Args:
-        lprobs: ``(rows, V)``, changed in place.
-        text: ``(rows, L)`` int64, the text whose n-grams are forbidden.
-        generated: ``(rows, K)`` int64.
-        size: n.
-        padding: ``(rows, L)`` bool, true where the text is padding; n-grams with padding are ignored.
-
-    Returns:
-        ``lprobs``.
-    """
-    if text.size(1) < size or generated.size(1) < size - 1:
-        return lprobs
-    # text a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is forbidden
-    windows = text.unfold(1, size, 1)  # (rows, L - size + 1, size)
-    last = generated[:, generated.size(1) - size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
-    repeated = (windows[..., :-1] == last).all(-1)
-    if padding is not None:
-        repeated &= ~padding.unfold(1, size, 1).any(-1)
-    # amin with -inf (forbidden) or inf (allowed): a token may be the last one of several windows
-    limits = torch.where(repeated, -torch.inf, torch.inf).to(lprobs.dtype)
-    return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")
-
-
-def _shrink(scores: Tensor, tokens: Tensor, penalty: float, padding: Tensor | None = None) -> Tensor:
-    """Lower the scores of some tokens of each row; a token that occurs twice is lowered once.
-
-    Args:
-        scores: ``(rows, V)``.
-        tokens: ``(rows, L)`` int64.
-        penalty: see ``RepetitionPenalty``.
-        padding: ``(rows, L)`` bool, true at tokens that do not count; ``None`` if all count.
-    """
-    if padding is None:
-        return scores.scatter(1, tokens, _lowered(scores.gather(1, tokens), penalty))
-    size = scores.size(1)
-    columns = tokens.masked_fill(padding, size)  # padding falls into a column that is dropped
-    occurs = torch.zeros_like(scores[:, :1], dtype=torch.bool).repeat(1, size + 1).scatter_(1, columns, True)
-    return torch.where(occurs[:, :size], _lowered(scores, penalty), scores)
-
-
-def _lowered(scores: Tensor, penalty: float) -> Tensor:
-    return (scores * penalty).where(scores < 0, scores / penalty)
+    of_source = True

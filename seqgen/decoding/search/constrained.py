@@ -6,9 +6,9 @@ With dynamic beam allocation, the beam is divided among banks of hypotheses with
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.finished import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.core.scores import Scores
 from seqgen.core.search import Search, choose_candidates
+from seqgen.core.structures import map_tensors
 from seqgen.registry import register_search
 
 NONE = -1
@@ -88,14 +89,6 @@ class Progress:
     matched: Tensor
     turns: Tensor
 
-    def gather(self, beams: Tensor) -> Progress:
-        """The progress of other beams, ``beams`` being ``(sentences, k)`` int64."""
-        return Progress(*(gather_beams(values, beams) for values in (self.met, self.matched, self.turns)))
-
-    def select(self, keep: Tensor) -> Progress:
-        """The progress of some sentences, ``keep`` being ``(kept,)`` int64."""
-        return Progress(*(values.index_select(0, keep) for values in (self.met, self.matched, self.turns)))
-
 
 class LexicalConstraints:
     """The phrases of a batch as tensors, ``P`` for each sentence.
@@ -118,43 +111,32 @@ class LexicalConstraints:
 
     def __init__(self, phrases: Sequence[Phrases], ordered: bool, device: torch.device):
         trees = [[Tree(some, self.falls_back) for phrase in row if (some := alternatives(phrase))] for row in phrases]
-        count = max((len(row) for row in trees), default=0) or 1
-        filler = Tree([], self.falls_back)
-        padded = [[*row, *[filler] * (count - len(row))] for row in trees]
-        nodes, letters, children = (
-            max((getattr(tree, name) for row in padded for tree in row), default=1)
-            for name in ("num_nodes", "num_letters", "num_children")
-        )
-        self.alphabet = _tensor([[_pad(tree.alphabet, letters, NONE) for tree in row] for row in padded], device)
-        self.following = _tensor(
-            [[_grid(tree.children, nodes, children, NONE) for tree in row] for row in padded], device
-        )
-        self.table = _tensor([[_grid(tree.table, nodes, letters, 0) for tree in row] for row in padded], device)
-        self.accepting = _tensor([[_pad(tree.accepting, nodes, 0) for tree in row] for row in padded], device).bool()
-        values = [self.worth(row) for row in padded]
-        self.lengths = _tensor([[whole for whole, _ in row] for row in values], device)
-        self.worths = _tensor([[_pad(each, nodes, 0) for _, each in row] for row in values], device)
-        self.predecessors = _tensor([_pad(_predecessors(row, ordered), count, NONE) for row in trees], device)
+        self.alphabet = _tensor([[tree.alphabet for tree in row] for row in trees], 3, NONE, device)
+        self.following = _tensor([[tree.children for tree in row] for row in trees], 4, NONE, device)
+        self.table = _tensor([[tree.table for tree in row] for row in trees], 4, 0, device)
+        self.accepting = _tensor([[tree.accepting for tree in row] for row in trees], 3, 0, device).bool()
+        depths = _tensor([[tree.depths for tree in row] for row in trees], 3, 0, device)
+        missing = _tensor([[tree.missing for tree in row] for row in trees], 3, 0, device)
+        self.lengths, self.worths = self.worth(depths, missing)
+        self.predecessors = _tensor([_predecessors(row, ordered) for row in trees], 2, NONE, device)
 
-    def worth(self, trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
+    def worth(self, depths: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers of tokens that progress counts.
 
         Args:
-            trees: the phrases of one sentence.
+            depths: ``(sentences, P, N)`` int64, see ``Tree``.
+            missing: ``(sentences, P, N)`` int64, see ``Tree``.
 
         Returns:
             For each phrase, the number of tokens that it counts when it is met, and for each of its nodes the number
             that the node counts: how many tokens fewer are missing there than at the beginning.
         """
-        return [
-            (tree.missing[0], [tree.missing[0] - min(missing, tree.missing[0]) for missing in tree.missing])
-            for tree in trees
-        ]
+        return missing[..., 0], (missing[..., :1] - missing).clamp(min=0)
 
     def select(self, keep: Tensor) -> None:
         """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
-        for name in ("alphabet", "following", "table", "accepting", "lengths", "worths", "predecessors"):
-            setattr(self, name, getattr(self, name).index_select(0, keep))
+        for name, values in vars(self).items():
+            setattr(self, name, values.index_select(0, keep))
 
     @property
     def any_given(self) -> Tensor:
@@ -195,10 +177,6 @@ class LexicalConstraints:
         worths = _at(self.worths, progress.matched).max(-1).values
         return (progress.met * self.lengths.unsqueeze(1)).sum(-1) + worths
 
-    def unmet(self, progress: Progress) -> Tensor:
-        """``(sentences, k)`` bool, true for hypotheses that lack a phrase."""
-        return ~progress.met.all(-1)
-
     def _steps(self, progress: Progress, tokens: Tensor) -> Tensor:
         """The node of each phrase after a token, ``(sentences, k, P)`` int64; 0 if the match breaks off."""
         same = self.alphabet.unsqueeze(1) == tokens[..., None, None]  # (sentences, k, P, A)
@@ -226,13 +204,11 @@ class OneAtATime(LexicalConstraints):
 
     falls_back = False
 
-    def worth(self, trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
+    def worth(self, depths: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
         """See ``LexicalConstraints.worth``."""
-        longest = max((tree.height for tree in trees), default=0)
-        return [
-            (longest if tree.height else 0, [longest - tree.height + depth if depth else 0 for depth in tree.depths])
-            for tree in trees
-        ]
+        heights = depths.amax(-1, keepdim=True)
+        longest = heights.amax(1, keepdim=True)
+        return (longest * (heights > 0)).squeeze(-1), (longest - heights + depths) * (depths > 0)
 
     def advance(self, progress: Progress, tokens: Tensor) -> Progress:
         """See ``LexicalConstraints.advance``."""
@@ -273,19 +249,22 @@ class Tree:
     """
 
     def __init__(self, some: Sequence[Node], falls_back: bool):
-        everything: list[dict[int, int]] = [{}]
-        paths = [_insert(everything, phrase) for phrase in some]
-        ends = {path[-1] for path in paths}
-        self.needed = [phrase for phrase, path in zip(some, paths, strict=True) if ends.isdisjoint(path[:-1])]
+        whole = set(some)
+        self.needed = [phrase for phrase in some if whole.isdisjoint(phrase[:size] for size in range(len(phrase)))]
         nodes: list[dict[int, int]] = [{}]  # for each node, its children by token
-        ends = {_insert(nodes, phrase)[-1] for phrase in self.needed}
+        self.depths, ends = [0], set()
+        for phrase in self.needed:
+            node = 0
+            for token in phrase:
+                parent, node = node, nodes[node].setdefault(token, len(nodes))
+                if node == len(nodes):
+                    nodes.append({})
+                    self.depths.append(self.depths[parent] + 1)
+            ends.add(node)
         self.alphabet = sorted({token for children in nodes for token in children})
         self.table = [[children.get(token, 0) for token in self.alphabet] for children in nodes]
         self.accepting = [node in ends for node in range(len(nodes))]
-        self.depths, self.missing = [0] * len(nodes), [0] * len(nodes)
-        for node, children in enumerate(nodes):
-            for child in children.values():
-                self.depths[child] = self.depths[node] + 1
+        self.missing = [0] * len(nodes)
         suffixes = [0] * len(nodes)  # for each node, the longest end of it that is a node, too: it is less deep
         for node in sorted(range(len(nodes)) if falls_back else (), key=self.depths.__getitem__):
             after_suffix = self.table[suffixes[node]]
@@ -298,20 +277,6 @@ class Tree:
         for node in reversed(range(len(nodes))):
             self.missing[node] = min((1 + self.missing[child] for child in nodes[node].values()), default=0)
         self.children = [list(children) for children in nodes]
-        self.height = max(self.depths)
-        self.num_nodes, self.num_letters = len(nodes), max(len(self.alphabet), 1)
-        self.num_children = max(1, *map(len, self.children))
-
-
-def _insert(nodes: list[dict[int, int]], tokens: Node) -> list[int]:
-    """Insert a sequence into a tree of children by token, and return its nodes from the root on."""
-    path = [0]
-    for token in tokens:
-        child = nodes[path[-1]].setdefault(token, len(nodes))
-        if child == len(nodes):
-            nodes.append({})
-        path.append(child)
-    return path
 
 
 def alternatives(phrase: Phrase) -> list[Node]:
@@ -323,20 +288,17 @@ def alternatives(phrase: Phrase) -> list[Node]:
     Returns:
         Those that are not empty.
     """
-    items: list[Any] = list(cast(Iterable[Any], phrase))
-    several = bool(items) and not isinstance(items[0], int)
-    found = [tuple(map(int, tokens)) for tokens in (items if several else [items])]
-    return list(dict.fromkeys(filter(None, found)))
+    items: list[Any] = list(phrase)
+    several = items if items and not isinstance(items[0], int) else [items]
+    return list(dict.fromkeys(tuple(tokens) for tokens in several if len(tokens)))
 
 
 def _predecessors(trees: Sequence[Tree], ordered: bool) -> list[int]:
     """For each phrase, the one that must be met first: the previous one, or the previous equal one; else ``NONE``."""
-    if ordered:
-        return [i - 1 for i in range(len(trees))]
     latest: dict[frozenset[Node], int] = {}
     found = []
     for i, tree in enumerate(trees):
-        phrase = frozenset(tree.needed)
+        phrase = frozenset(() if ordered else tree.needed)  # in a given order, each counts as equal
         found.append(latest.get(phrase, NONE))
         latest[phrase] = i
     return found
@@ -356,16 +318,29 @@ def _at(values: Tensor, nodes: Tensor) -> Tensor:
     return values.unsqueeze(1).take_along_dim(index, dim=3).squeeze(3)
 
 
-def _pad(values: Sequence[int], size: int, fill: int) -> list[int]:
-    return [*values, *([fill] * (size - len(values)))]
+def _tensor(values: list[Any], depth: int, fill: int, device: torch.device) -> Tensor:
+    """Nested lists of ``depth`` levels as int64; each is filled up to the longest of its level, at least to 1."""
+    flat, shape = values, [len(values)]
+    for below in reversed(range(depth - 1)):
+        shape.append(max([1, *map(len, flat)]))
+        filler: Any = [] if below else fill
+        flat = [item for row in flat for item in [*row, *[filler] * (shape[-1] - len(row))]]
+    return torch.tensor(flat, dtype=torch.int64, device=device).view(shape)
 
 
-def _grid(rows: Sequence[Sequence[int]], height: int, width: int, fill: int) -> list[list[int]]:
-    return [_pad(row, width, fill) for row in [*rows, *([[]] * (height - len(rows)))]]
+def continuations(totals: Tensor, tokens: Tensor) -> Candidates:
+    """The candidates that continue each beam with some tokens.
 
+    Args:
+        totals: ``(sentences, k, V)`` the score of each continuation.
+        tokens: ``(sentences, k, W)`` int64, padded with ``NONE``.
 
-def _tensor(values: list[Any], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    Returns:
+        ``k * W`` candidates of each sentence.
+    """
+    scores = totals.gather(-1, tokens.clamp(min=0)).masked_fill(tokens == NONE, -torch.inf)
+    beams = torch.arange(tokens.size(1), device=tokens.device).view(1, -1, 1).expand_as(tokens)
+    return Candidates(scores.flatten(1), tokens.clamp(min=0).flatten(1), beams.flatten(1))
 
 
 class ConstrainedBatch(Search):
@@ -388,7 +363,7 @@ class ConstrainedBatch(Search):
         """See ``Search.select_sentences``."""
         self.constraints = copy.copy(self.constraints)  # that of a fork is another object
         self.constraints.select(keep)
-        self.progress = self.progress.select(keep)
+        self.progress = map_tensors(self.progress, lambda values: values.index_select(0, keep))
 
     def advance(self, active: Candidates) -> None:
         """See ``Search.advance``."""
@@ -396,7 +371,8 @@ class ConstrainedBatch(Search):
 
     def reached(self, candidates: Candidates) -> Progress:
         """The progress of candidates."""
-        return self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+        before = map_tensors(self.progress, lambda values: gather_beams(values, candidates.beams))
+        return self.constraints.advance(before, candidates.tokens)
 
 
 class _BankedBatch(ConstrainedBatch):
@@ -431,7 +407,7 @@ class _BankedBatch(ConstrainedBatch):
 
     def complete(self, candidates: Candidates) -> Tensor:
         """``(sentences, K)`` bool, true for candidates that have every phrase; see ``Search.complete``."""
-        return ~self.constraints.unmet(self.reached(candidates))
+        return self.reached(candidates).met.all(-1)
 
     def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``; the candidates of each group are divided among the banks.
@@ -441,7 +417,7 @@ class _BankedBatch(ConstrainedBatch):
         independent = self._inner.continues_each_beam
         if independent:
             scores = Scores(scores.distribution(), scores.beams)
-        unmet = self.constraints.unmet(self.progress)
+        unmet = ~self.progress.met.all(-1)
         forbidden = scores.values.new_zeros(*unmet.shape, scores.size)
         for token in self.batch.end_tokens:
             forbidden[..., token].masked_fill_(unmet, -torch.inf)
@@ -475,13 +451,9 @@ class _BankedBatch(ConstrainedBatch):
         if context.step == 0:  # all beams of a group are equal
             beam, top = self.groups, replace(top, beams=top.beams % self.groups)
         pruned = (top.scores == -torch.inf).any(1, keepdim=True) & (self.constraints.bank(self.progress) == 0)
-        best = totals.argmax(-1).masked_fill(pruned, NONE)[:, :beam]
-        further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, 2 * P)
-        each = torch.arange(beam, device=totals.device).expand_as(best)
-        tokens = torch.cat([best, further.flatten(1)], dim=1)
-        beams = torch.cat([each, each.repeat_interleave(further.size(-1), dim=1)], dim=1)
-        values = totals.flatten(1).gather(1, (beams * vocab + tokens).clamp(min=0))
-        others = Candidates(values.masked_fill(tokens == NONE, -torch.inf), tokens.clamp(min=0), beams)
+        best = totals.argmax(-1).masked_fill(pruned, NONE)[:, :beam].unsqueeze(-1)
+        further = self.constraints.next_tokens(self.progress)[:, :beam]
+        others = Candidates.joined([continuations(totals, best), continuations(totals, further)])
         by_score = others.scores.argsort(dim=1, descending=True, stable=True)
         found = Candidates.joined([top, others.gather(by_score)])
         entries = (found.beams * vocab + found.tokens).masked_fill(found.scores == -torch.inf, NONE)
@@ -544,7 +516,18 @@ class ConstrainedSearch(Search):
 
     def check_constraints(self, constraints: Sequence[Phrases], sentences: int, vocab_size: int) -> None:
         """See ``Search.check_constraints``."""
-        check_phrases(constraints, sentences, vocab_size)
+        if len(constraints) != sentences:
+            raise ConfigError(
+                f"there are constraints for {len(constraints)} sentences, but the batch has {sentences}; give a list "
+                "of phrases for each sentence, an empty one for none"
+            )
+        for sentence, phrases in enumerate(constraints):
+            for token in (token for phrase in phrases for tokens in alternatives(phrase) for token in tokens):
+                if not isinstance(token, int) or not 0 <= token < vocab_size:
+                    raise ConfigError(
+                        f"a phrase of sentence {sentence} has {token!r}, not an id of the target vocabulary of "
+                        f"{vocab_size} tokens; a phrase is a list of ids, or a list of such lists for alternatives"
+                    )
 
     def summary(self) -> str:
         """See ``Search.summary``."""
@@ -553,34 +536,3 @@ class ConstrainedSearch(Search):
     def begin(self, batch: BatchInfo) -> Any:
         """See ``Search.begin``; without constraints this is the inner strategy."""
         return self.inner.begin(batch) if batch.constraints is None else self.batch_class(batch, self)
-
-
-def tokens_of(phrases: Phrases) -> list[int]:
-    """The tokens of some phrases, with those of all alternatives."""
-    items: Iterator[Any] = (item for phrase in phrases for item in phrase)
-    return [token for item in items for token in ([item] if isinstance(item, int) else item)]
-
-
-def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
-    """Check constraints against the batch and the vocabulary.
-
-    Args:
-        phrases: the phrases of each sentence.
-        sentences: sentences of the batch.
-        vocab: size of the vocabulary.
-
-    Raises:
-        ConfigError: there are not as many lists as sentences, or something in a phrase is not an id of the vocabulary.
-    """
-    if len(phrases) != sentences:
-        raise ConfigError(
-            f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
-            "phrases for each sentence, an empty one for none"
-        )
-    for sentence, row in enumerate(phrases):
-        wrong = [token for token in tokens_of(row) if not isinstance(token, int) or not 0 <= token < vocab]
-        if wrong:
-            raise ConfigError(
-                f"a phrase of sentence {sentence} has {wrong[0]!r}, not an id of the target vocabulary of {vocab} "
-                "tokens; a phrase is a list of ids, or a list of such lists for alternatives"
-            )

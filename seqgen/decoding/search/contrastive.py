@@ -19,7 +19,7 @@ from seqgen.core.search import Search
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Source
-from seqgen.decoding.planned_member import PlannedMember
+from seqgen.decoding.members import PlannedMember
 from seqgen.modules.language_model import LanguageModelDecoder
 from seqgen.registry import register_search
 
@@ -33,6 +33,12 @@ class ContrastiveSession(Session):
     Args:
         setup: see ``Session``; its search is a ``ContrastiveSearch``.
         request: see ``Session``.
+
+    Attributes:
+        out: the newest output of the model, for ``k`` rows of each sentence.
+        features: ``(live, positions, C)`` normalized features of all tokens that each sentence has read, prompts
+            included.
+        chosen: ``(live, 1)`` int64, which of the ``k`` rows read the newest token.
 
     Raises:
         ConfigError: there are several models, or the model does not provide its features.
@@ -49,35 +55,32 @@ class ContrastiveSession(Session):
         self.alpha = setup.search.penalty_alpha
         self.topk = min(setup.search.contrastive_topk, setup.vocab_size)
         super().__init__(setup, request)
-        start = self.backpointers.matrix().expand(-1, self.topk, -1)
-        self.out = self._read(start)
-        self.features = _normalized(self._prompt_features())
-        """``(live, positions, C)`` normalized features of all tokens that each sentence has read, prompts included."""
-        self.chosen = torch.zeros(len(self.live), 1, dtype=torch.int64, device=start.device)
-        """``(live, 1)`` int64, which of the ``k`` rows read the newest token."""
+        self.features = _normalized(self._prompt_features(self._read(self.backpointers.matrix())))
+        self.chosen = torch.zeros_like(self.live).unsqueeze(1)
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """A member with ``k`` rows for each sentence; see ``Session.new_member``."""
         return PlannedMember(spec.model, source, self.topk, start_token, self.setup.fast)
 
-    def _read(self, tokens: Tensor) -> MemberOutput:
-        """Run the decoder on the newest token of each row.
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Run the decoder on the newest token of each row; its output becomes ``out``.
 
         Args:
-            tokens: ``(live, k, L)`` int64 from the start token on.
-        """
-        return self.members[0].next_output(tokens.flatten(0, 1), self.setup.needs - {LAYER_LOGITS} | {HIDDEN_STATES})
+            tokens: ``(live, 1 or k, L)`` int64 from the start token on.
 
-    def _features(self) -> Tensor:
-        """The features of the rows at their newest token, ``(live, k, C)``."""
+        Returns:
+            The features of the rows at their newest token, ``(live, k, C)``.
+        """
+        needs = self.setup.needs - {LAYER_LOGITS} | {HIDDEN_STATES}
+        self.out = self.members[0].next_output(tokens.expand(-1, self.topk, -1).flatten(0, 1), needs)
         assert self.out.features is not None
         return self.out.features.view(-1, self.topk, self.out.features.size(-1))
 
-    def _prompt_features(self) -> Tensor:
+    def _prompt_features(self, of_start: Tensor) -> Tensor:
         """The features of what each sentence has read at first, ``(live, P, C)``: the prompt or the start token."""
         decoder, encoder_out = self.members[0].model.decoder, self.members[0].encoder_out
         if not isinstance(decoder, LanguageModelDecoder):
-            return self._features()[:, :1]
+            return of_start[:, :1]
         if not self.members[0].shares_encoder_output:
             rows = torch.arange(0, len(encoder_out.encoder_out), self.topk, device=self.live.device)
             encoder_out = self.members[0].model.encoder.reorder_encoder_out(encoder_out, rows)
@@ -100,8 +103,7 @@ class ContrastiveSession(Session):
         # at the last position that the decoder can read, the most probable token is chosen
         if context.step + 1 < self.setup.ensemble.models[0].decoder.max_positions():
             generated = self.backpointers.matrix().expand(-1, self.topk, -1)
-            self.out = self._read(torch.cat([generated, candidates.tokens.unsqueeze(-1)], dim=-1))
-            features = _normalized(self._features())
+            features = _normalized(self._read(torch.cat([generated, candidates.tokens.unsqueeze(-1)], dim=-1)))
             similarity = (features @ self.features.transpose(1, 2)).amax(-1)
             # both terms in one dtype; forbidden tokens are masked, since only their probability is 0
             gains = (1 - self.alpha) * probabilities - self.alpha * similarity.to(probabilities.dtype)

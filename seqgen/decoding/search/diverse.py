@@ -54,13 +54,15 @@ class DiverseBeamSearch(BeamSearch):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
-        check_groups(batch.beam_size, self.groups)
+        if batch.beam_size % self.groups:
+            raise ConfigError(
+                f"generation.beam={batch.beam_size} cannot be divided into search.groups={self.groups} groups of equal "
+                "size; give a beam that is a multiple of it"
+            )
         return super().begin(batch)
 
     def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``."""
-        if self.groups == 1:
-            return super().step(context, scores)
         # (sentences, V), how often earlier groups have each token
         used = scores.values.new_zeros(len(scores.values), scores.size)
         chosen = []
@@ -111,16 +113,3 @@ class DiverseSiblingsSearch(BeamSearch):
         best, entries = children.flatten(1).topk(min(count, beam * siblings), dim=1)
         candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)
         return candidates.padded(count)
-
-
-def check_groups(beam: int, groups: int) -> None:
-    """Check that the beam size is a multiple of the number of groups.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if beam % groups:
-        raise ConfigError(
-            f"generation.beam={beam} cannot be divided into search.groups={groups} groups of equal size; give "
-            "a beam that is a multiple of it"
-        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -12,16 +10,17 @@ from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.finished import FinishedHypotheses, Ranking
 from seqgen.core.scores import Scores
-from seqgen.core.search import Search
 from seqgen.decoding.search.constrained import (
     NONE,
     ConstrainedBatch,
     ConstrainedSearch,
     OneAtATime,
+    Progress,
+    continuations,
     repeated,
     take_turns,
 )
-from seqgen.decoding.search.diverse import check_groups
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 
 
 class GroupedHypotheses(FinishedHypotheses):
@@ -39,6 +38,9 @@ class GroupedHypotheses(FinishedHypotheses):
         ranking: how they are scored.
         early_stopping: see ``BestFinished``.
         groups: number of groups.
+
+    Attributes:
+        group_done: ``(live, groups)`` bool, which groups are done.
     """
 
     sentence_state = (*FinishedHypotheses.sentence_state, "group_done")
@@ -50,14 +52,12 @@ class GroupedHypotheses(FinishedHypotheses):
         self.groups = groups
         self._best = torch.full((batch.num_sentences, groups), -torch.inf, device=batch.device)
         self.group_done = torch.zeros_like(self._best, dtype=torch.bool)
-        """``(live, groups)`` bool, which groups are done."""
 
     def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize the first candidates of each group that end; at the maximum length, also active beams."""
         scores = self._ranked(candidates, step, bonus)
         all_end = ends.all(1, keepdim=True)
         ended = torch.where(all_end, torch.isin(candidates.tokens, self.end_tokens), ends)
-        scores = scores.masked_fill(~self.complete(candidates), -torch.inf)
         ranks = torch.arange(ends.size(1) // self.groups, device=ends.device).repeat(self.groups)
         finished = ended & (ranks < self.beam // self.groups)
         self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step, self.groups)
@@ -68,10 +68,6 @@ class GroupedHypotheses(FinishedHypotheses):
         last = all_end & ~closed & (alive > -torch.inf)
         self._keep_best(chosen, scores.gather(1, columns).masked_fill(~last, -torch.inf), step, self.groups)
         return Candidates(alive.masked_fill(all_end, -torch.inf), chosen.tokens, chosen.beams)
-
-    def complete(self, candidates: Candidates) -> Tensor:
-        """``(live, K)`` bool, true for candidates that may be finalized: by default if they are not forbidden."""
-        return candidates.scores > -torch.inf
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the candidates that continue: the first ones of each group that have not ended.
@@ -105,7 +101,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return self.group_done.all(1) | super().done(active, step, max_lengths)
 
 
-class HuggingFaceDiverseBeam(Search):
+class HuggingFaceDiverseBeam(DiverseBeamSearch):
     """Diverse beam search with separate groups of beams (Vijayakumar et al. 2018, section 4).
 
     The score of a token is lowered by ``strength`` for each beam of an earlier group that continues with it, before the
@@ -118,21 +114,9 @@ class HuggingFaceDiverseBeam(Search):
         strength: the penalty, in nats.
     """
 
-    changes_scores = True
     applies_processors = True
 
-    batch: BatchInfo
     hypotheses: GroupedHypotheses
-
-    def __init__(self, groups: int, strength: float):
-        self.groups, self.strength = groups, strength
-
-    def begin(self, batch: BatchInfo) -> Self:
-        """See ``Search.begin``."""
-        check_groups(batch.beam_size, self.groups)
-        search = super().begin(batch)
-        search.batch = batch
-        return search
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
         """See ``Search.finished``."""
@@ -153,11 +137,10 @@ class HuggingFaceDiverseBeam(Search):
             penalized = lprobs.clone()  # processors work in place
             penalized[:, rows] -= self.strength * used.unsqueeze(1)
             processed = context.process(penalized)[:, rows]
-            count = self.batch.num_candidates // self.groups
-            found = best_continuations(processed, offsets[:, rows], count, scores.in_blocks)
+            found = best_continuations(processed, offsets[:, rows], self.candidates_per_beam * size, scores.in_blocks)
             ends = torch.isin(found.tokens, self.hypotheses.end_tokens)
             active = found.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
-            written = active.masked_fill(done, self.batch.pad)
+            written = active.masked_fill(done, context.pad)
             used.scatter_add_(1, written, torch.ones_like(written, dtype=used.dtype))
             # with groups of 3, beams 0 and 1 of group 2 are beams 6 and 7 of the sentence
             alive = found.scores.masked_fill(done, -torch.inf)
@@ -170,10 +153,8 @@ class _AllocatedBatch(ConstrainedBatch):
 
     constraints_class = OneAtATime
 
-    def __init__(self, batch: BatchInfo, search: ConstrainedSearch):
-        super().__init__(batch, search)
-        self.newest = self.progress
-        """Progress of the candidates of the newest step."""
+    newest: Progress
+    """Progress of the candidates of the newest step."""
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
@@ -183,12 +164,8 @@ class _AllocatedBatch(ConstrainedBatch):
         """See ``Search.step``; candidates that match a further token follow the best candidates."""
         beam = scores.beams.size(1) if context.step else 1  # at the first step all beams are equal
         expanded = scores.of_beams(slice(beam))
-        totals, best = expanded.totals(), expanded.best(self.batch.num_candidates)
-        further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, W)
-        gains = totals.gather(-1, further.clamp(min=0)).masked_fill(further == NONE, -torch.inf)
-        beams = torch.arange(beam, device=totals.device).view(1, -1, 1).expand_as(further)
-        matching = Candidates(gains.flatten(1), further.clamp(min=0).flatten(1), beams.flatten(1))
-        candidates = Candidates.joined([best, matching])
+        matching = continuations(expanded.totals(), self.constraints.next_tokens(self.progress)[:, :beam])
+        candidates = Candidates.joined([expanded.best(self.batch.num_candidates), matching])
         self.newest = self.reached(candidates)
         return candidates
 
@@ -200,9 +177,9 @@ class _AllocatedHypotheses(GroupedHypotheses):
         super().__init__(batch, ranking, early_stopping)
         self.search = search
 
-    def complete(self, candidates: Candidates) -> Tensor:
-        """``(live, K)`` bool, true for candidates that are not forbidden and have every phrase."""
-        return super().complete(candidates) & ~self.search.constraints.unmet(self.search.newest)
+    def _ranked(self, candidates: Candidates, step: int | Tensor, bonus: Tensor | None) -> Tensor:
+        """The scores of candidates as hypotheses; ``-inf`` for those that lack a phrase."""
+        return super()._ranked(candidates, step, bonus).masked_fill(~self.search.newest.met.all(-1), -torch.inf)
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
         """The best of each bank in turn, of beam search's choice and of those that match a further token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from seqgen.config.options import (
     CONSTRAINED,
@@ -24,6 +25,11 @@ _SAMPLES = Requirement(
     lambda cfg: cfg.is_stochastic,
     "truncates the distribution for sampling, which is not in use; set generation.sampling=true, or remove it",
 )
+
+
+def _warper(default: float, help: str, minimum: float = 0, **declaration: Any) -> Any:
+    """Declare a key that truncates the distribution; see ``option``."""
+    return decoding_key(default, help, MODEL | WARPER, _SAMPLES, minimum=minimum, **declaration)
 
 
 @dataclass
@@ -63,7 +69,6 @@ class BeamOptions:
             "is more than 1, but greedy search generates one hypothesis; choose another search",
         ),
         minimum=1,
-        maximum=WIDEST,
         limit_from_files=1000,
         other_names=("num_return_sequences",),
     )
@@ -100,49 +105,25 @@ class SamplingOptions:
         ),
         other_names=("do_sample",),
     )
-    top_k: int = decoding_key(
-        0,
-        "top-k: sample from the k most probable tokens; 0 for all tokens",
-        MODEL | WARPER,
-        _SAMPLES,
-        minimum=0,
-        other_names=("sampling_topk",),
+    top_k: int = _warper(
+        0, "top-k: sample from the k most probable tokens; 0 for all tokens", other_names=("sampling_topk",)
     )
-    top_p: float = decoding_key(
+    top_p: float = _warper(
         1.0,
         "top-p: sample from the smallest set of tokens with this total probability",
-        MODEL | WARPER,
-        _SAMPLES,
-        minimum=0,
         maximum=1,
         other_names=("sampling_topp",),
     )
-    min_p: float = decoding_key(
-        0.0,
-        "sample from tokens with at least min_p times the highest probability",
-        MODEL | WARPER,
-        _SAMPLES,
-        minimum=0,
-        maximum=1,
-    )
-    typical_p: float = decoding_key(
+    min_p: float = _warper(0.0, "sample from tokens with at least min_p times the highest probability", maximum=1)
+    typical_p: float = _warper(
         1.0,
         "typical sampling: sample from the most typical tokens with this total probability",
-        MODEL | WARPER,
-        _SAMPLES,
         minimum=1e-6,
         maximum=1,
     )
-    epsilon_cutoff: float = decoding_key(
-        0.0, "sample from tokens with at least this probability", MODEL | WARPER, _SAMPLES, minimum=0, maximum=1
-    )
-    eta_cutoff: float = decoding_key(
-        0.0,
-        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
-        MODEL | WARPER,
-        _SAMPLES,
-        minimum=0,
-        maximum=1,
+    epsilon_cutoff: float = _warper(0.0, "sample from tokens with at least this probability", maximum=1)
+    eta_cutoff: float = _warper(
+        0.0, "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high", maximum=1
     )
     seed: int = decoding_key(
         1,

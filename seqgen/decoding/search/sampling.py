@@ -32,8 +32,7 @@ _BLOCK = 256
 
 def _signed(value: int) -> int:
     """Wrap an integer to signed 64 bits."""
-    value %= 2**64
-    return value - 2**64 if value >= 2**63 else value
+    return (value + 2**63) % 2**64 - 2**63
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)

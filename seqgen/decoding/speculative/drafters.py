@@ -22,9 +22,7 @@ from seqgen.decoding.speculative.verification import (
     Drafts,
     LookAhead,
     SpeculativeSession,
-    vocabulary_error,
 )
-from seqgen.modules.language_model import LanguageModel
 
 
 class ModelDrafter(Drafter):
@@ -110,10 +108,14 @@ class ModelDraft(Draft):
             ConfigError: the target vocabulary of the model has another size.
             DecodingError: a score is NaN.
         """
-        target, setup = self.target, self.target.setup
+        target, setup, samples = self.target, self.target.setup, self.target.search.samples_tokens
         logits = self.member.next_output(tokens.flatten(0, 1)).logits
-        if logits.size(-1) < setup.vocab_size:
-            raise vocabulary_error(logits.size(-1), setup.vocab_size)
+        size, wanted = logits.size(-1), setup.vocab_size
+        if size < wanted or (samples and size > wanted):  # without samples, a wrong token is only a wrong guess
+            raise ConfigError(
+                f"the target vocabulary of the draft model has {size} tokens, and that of the models that it drafts "
+                f"for {wanted}; choose a draft model with the same vocabulary"
+            )
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
         lprobs = logits if target.scoring.processes_logits else self.member.model.get_normalized_probs(logits)
         context = target.context(step, target.beam, tokens)
@@ -122,7 +124,7 @@ class ModelDraft(Draft):
             raise DecodingError(
                 f"the draft model's scores are NaN at step {step}; its weights are damaged or its dtype overflows"
             )
-        return normalized(lprobs) if target.search.samples_tokens else lprobs
+        return normalized(lprobs) if samples else lprobs
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Draft.select_sentences``."""
@@ -146,8 +148,7 @@ class PromptLookup(Drafter):
 
     def begin(self, target: SpeculativeSession, source: Source) -> Draft:
         """See ``Drafter.begin``."""
-        has_prompts = isinstance(target.setup.ensemble.members[0].model, LanguageModel)
-        return NgramDraft(self.longest, target, has_prompts)
+        return NgramDraft(self.longest, target)
 
 
 class NgramDraft(Draft):
@@ -156,13 +157,10 @@ class NgramDraft(Draft):
     Args:
         longest: the largest size of an n-gram.
         target: the session that verifies the drafts.
-        has_prompts: whether outputs continue their sources, as those of language models do.
     """
 
-    def __init__(self, longest: int, target: SpeculativeSession, has_prompts: bool = False):
-        self.longest = longest
-        self.target = target
-        self.has_prompts = has_prompts
+    def __init__(self, longest: int, target: SpeculativeSession):
+        self.longest, self.target = longest, target
 
     def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``.
@@ -175,7 +173,7 @@ class NgramDraft(Draft):
         text = torch.cat([self.source(generated.size(1)), output], dim=1)
         length = text.size(1)
         begins = text.new_full((len(text),), length)  # first column of the draft; behind the end without a match
-        known = length - 1 if self.has_prompts else step
+        known = length - 1 if self.target.sentences.continues_source else step
         for size in range(1, min(self.longest, known) + 1):
             windows = text.unfold(1, size, 1)[:, :-1]  # all but the last, which nothing follows
             hits = (windows == text[:, -size:].unsqueeze(1)).all(-1) & (text[:, size:] != NOTHING)
@@ -196,6 +194,6 @@ class NgramDraft(Draft):
         hidden = tokens == target.setup.eos
         if padding is not None:
             hidden = hidden | padding
-        gap = 0 if self.has_prompts else 1
+        gap = 0 if target.sentences.continues_source else 1
         tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, gap), value=NOTHING)
         return tokens.repeat_interleave(beam, dim=0)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from seqgen.config.options import CONSTRAINS, FILES, KEEPS_SCORES, MODEL, NOT_IN_TRAINING, Requirement, decoding_key
 
 _UNCONSTRAINED = Requirement(
-    lambda cfg: not cfg.is_constrained,
-    "drafts tokens, which {keys} exclude; choose one",
-    CONSTRAINS,
+    lambda cfg: not cfg.is_constrained, "drafts tokens, which {keys} exclude; choose one", CONSTRAINS
 )
 
 

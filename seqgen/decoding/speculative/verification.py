@@ -25,7 +25,7 @@ from seqgen.core.search import Search
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Hypothesis, Source, map_tensors
-from seqgen.decoding.planned_member import PlannedMember
+from seqgen.decoding.members import PlannedMember
 from seqgen.decoding.search.sampling import RandomSearch, draw
 
 DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
@@ -48,10 +48,6 @@ class Drafts:
 
     tokens: Tensor
     lprobs: list[Tensor]
-
-    def select(self, keep: Tensor) -> Drafts:
-        """The drafts of the sentences ``keep``, ``(kept,)`` int64."""
-        return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
 
 
 class Draft:
@@ -112,6 +108,12 @@ class LookAhead(PlannedMember):
         start_token: see ``Member``.
         fast: see ``Member``.
         reach: the largest number of positions that ``rewind`` drops.
+
+    Attributes:
+        seen: number of columns of the decoder's input that have been read.
+        first: the first column of the newest pass.
+        out: the output for all columns of the newest pass, ``(rows, new, ...)``.
+        mark: ``seen`` and a copy of the state at the last ``rewind``, if the decoder cannot roll back.
     """
 
     def __init__(
@@ -127,14 +129,9 @@ class LookAhead(PlannedMember):
         if self.state is not None:
             self.state.max_roll_back = reach
         self.can_roll_back = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_roll_back
-        self.seen = 0
-        """Number of columns of the decoder's input that have been read."""
-        self.first = 0
-        """The first column of the newest pass."""
+        self.seen = self.first = 0
         self.out = MemberOutput(torch.empty(0, 0), None)
-        """The output for all columns of the newest pass, ``(rows, new, ...)``."""
         self.mark: tuple[int, IncrementalState] | None = None
-        """``seen`` and a copy of the state at the last ``rewind``, if the decoder cannot roll back."""
 
     def rewind(self, columns: int) -> None:
         """Drop all columns but the first.
@@ -172,9 +169,9 @@ class LookAhead(PlannedMember):
 
     def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
-        column = tokens.size(1) - 1 - self.first
-        newest = self.out.at(column)
-        return replace(newest, logits=self.model.adjust_logits_during_generation(newest.logits, tokens.size(1) - 1))
+        step = tokens.size(1) - 1
+        newest = self.out.at(step - self.first)
+        return replace(newest, logits=self.model.adjust_logits_during_generation(newest.logits, step))
 
     def select_sentences(self, keep: Tensor) -> None:
         """Drop all sentences except ``keep``, ``(kept,)`` int64."""
@@ -193,6 +190,10 @@ class SpeculativeSession(Session):
     Args:
         setup: see ``Session``; its search is a ``SpeculativeSearch``.
         request: see ``Session``; if the batch has ``member_sources``, the last one may be that of the draft model.
+
+    Attributes:
+        start: the step of the first drafted token.
+        stop: the step at which a new draft is needed.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
@@ -214,10 +215,7 @@ class SpeculativeSession(Session):
             super().__init__(setup, request)
             self.draft = self.speculative.drafter.begin(self, source)
         self.drafts = Drafts(self.backpointers.matrix()[..., :0], [])
-        self.start = 0
-        """The step of the first drafted token."""
-        self.stop = 0
-        """The step at which a new draft is needed."""
+        self.start = self.stop = 0
 
     def run(self) -> list[list[Hypothesis]]:
         """See ``Session.run``."""
@@ -262,19 +260,15 @@ class SpeculativeSession(Session):
         generated = self.backpointers.matrix()
         last = int(self.sentences.max_lengths.max())
         self.drafts = self.draft.propose(step, generated, min(self.speculative.draft_tokens, last - step + 1))
-        count = self.drafts.tokens.size(-1)
-        tokens = torch.cat([generated, self._known(self.drafts.tokens)], dim=-1)[..., : 1 + last].flatten(0, 1)
+        drafted = self.drafts.tokens.clamp(0, self.setup.vocab_size - 1)  # ids that the members know
+        tokens = torch.cat([generated, drafted], dim=-1)[..., : 1 + last].flatten(0, 1)
         for number, member in enumerate(self.members):
             assert isinstance(member, LookAhead)
             member.rewind(step)
             member.read(tokens, self.setup.needs & ({ATTENTION, HIDDEN_STATES} if number == 0 else {ATTENTION}))
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
-            self.stop = min(self.stop, step + count)
-
-    def _known(self, drafted: Tensor) -> Tensor:
-        """Drafted tokens as members read them, limited to ids of their vocabulary."""
-        return drafted.clamp(0, self.setup.vocab_size - 1)
+            self.stop = min(self.stop, step + self.drafts.tokens.size(-1))
 
     def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Verify drafted tokens that were drawn at random; otherwise see ``Session.choose``."""
@@ -302,12 +296,7 @@ class SpeculativeSession(Session):
 
         Returns:
             ``(live, beam)`` int64, the accepted and the replacing tokens.
-
-        Raises:
-            ConfigError: the vocabularies have different sizes.
         """
-        if lprobs.size(-1) != drafted_with.size(-1):
-            raise vocabulary_error(drafted_with.size(-1), lprobs.size(-1))
         log_p, log_q = (values.gather(-1, drafted.unsqueeze(-1)).squeeze(-1) for values in (lprobs, drafted_with))
         accepted = self.uniforms(ACCEPTANCE, step).log() < log_p - log_q
         residual = (lprobs.exp() - drafted_with.exp()).clamp(min=0.0).log()
@@ -331,7 +320,7 @@ class SpeculativeSession(Session):
         """See ``Session.select_sentences``."""
         super().select_sentences(keep)
         self.draft.select_sentences(keep)
-        self.drafts = self.drafts.select(keep)
+        self.drafts = map_tensors(self.drafts, lambda tensor: tensor.index_select(0, keep))
 
     def advance(self, active: Candidates) -> None:
         """Compare the generated tokens with the draft; see ``Session.advance``."""
@@ -341,7 +330,7 @@ class SpeculativeSession(Session):
         if offset >= self.drafts.tokens.size(-1):
             return
         drafted = self.drafts.tokens[..., offset]
-        right = active.tokens == self._known(drafted)
+        right = active.tokens == drafted.clamp(0, self.setup.vocab_size - 1)  # as the members have read it
         continues = (active.scores > -torch.inf) & ~self.sentences.done.unsqueeze(1)
         counted = continues & (drafted != NOTHING)
         verified, accepted, wrong = torch.stack(
@@ -367,6 +356,10 @@ class SpeculativeSearch(Search):
         draft_tokens: number of tokens in a draft.
         inner: the strategy; its beams must be independent of each other, or there must be one beam.
 
+    Attributes:
+        verified: number of verified tokens of drafts, over all batches.
+        accepted: number of accepted ones.
+
     Raises:
         ConfigError: the strategy has another decoding loop.
     """
@@ -384,10 +377,7 @@ class SpeculativeSearch(Search):
         self.draft_tokens = draft_tokens
         self.continues_each_beam = self.inner.continues_each_beam
         self.needs = self.inner.needs | drafter.needs  # type: ignore[misc]
-        self.verified = 0
-        """Number of verified tokens of drafts, over all batches."""
-        self.accepted = 0
-        """Number of accepted tokens of drafts."""
+        self.verified = self.accepted = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -417,11 +407,3 @@ class SpeculativeSearch(Search):
     def begin(self, batch: BatchInfo) -> Any:
         """See ``Search.begin``; returns what ``begin`` of the inner strategy returns."""
         return self.inner.begin(batch)
-
-
-def vocabulary_error(draft: int, wanted: int) -> ConfigError:
-    """The error for a draft model whose target vocabulary has another size than that of the decoded models."""
-    return ConfigError(
-        f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "
-        f"{wanted}; choose a draft model with the same vocabulary"
-    )

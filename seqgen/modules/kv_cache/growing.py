@@ -71,45 +71,41 @@ class GrowingCache(KeyValueCache):
 
     can_merge = True
 
-    def __init__(self) -> None:
+    def __init__(self, seen: KeysAndValues | None = None) -> None:
         self.length = 0
         self.padding_mask: Tensor | None = None
-        self._keys: _Memory | None = None
-        self._values: _Memory | None = None
+        self._memories: tuple[_Memory, ...] = ()
         self._step_memory: StepMemory | None = None
-
-    @classmethod
-    def of(cls, seen: KeysAndValues) -> Self:
-        """A cache with the keys and values of another one, copied for each row."""
-        cache = cls()
-        cache._hold(seen)
-        return cache
+        if seen is not None:
+            self._hold(seen)
 
     def _hold(self, seen: KeysAndValues) -> None:
-        self._keys, self._values = _Memory(seen.keys), _Memory(seen.values)
+        self._memories = _Memory(seen.keys), _Memory(seen.values)
         self.length, self.padding_mask = seen.keys.size(2), seen.padding_mask
 
     def append(self, new: KeysAndValues, rows: int) -> Self:
         """Append new keys and values; see ``KeyValueCache``."""
-        if self._keys is None:
+        if not self._memories:
             self._hold(KeysAndValues(new.keys[:, :, :0], new.values[:, :, :0]))
-        keys, values = self._memories()
-        keys.append(new.keys, self.length)
-        values.append(new.values, self.length)
-        added = new.keys.size(2)
-        self.padding_mask = _join_masks(self.padding_mask, new.padding_mask, rows, self.length, added)
+        seen, added = self.length, new.keys.size(2)
+        for memory, further in zip(self._memories, new[:2], strict=True):
+            memory.append(further, seen)
+        masks = [mask for mask in (self.padding_mask, new.padding_mask) if mask is not None]
+        if masks:  # one that is missing means no padding
+            parts = ((self.padding_mask, seen), (new.padding_mask, added))
+            filled = [masks[0].new_zeros(rows, length) if mask is None else mask for mask, length in parts]
+            self.padding_mask = torch.cat(filled, dim=1)
         self.length += added
         return self
 
     def view(self) -> KeysAndValues:
         """All positions; see ``KeyValueCache``."""
-        keys, values = self._memories()
-        length = self.length
-        return KeysAndValues(keys.filled.narrow(2, 0, length), values.filled.narrow(2, 0, length), self.padding_mask)
+        keys, values = (memory.filled.narrow(2, 0, self.length) for memory in self._memories)
+        return KeysAndValues(keys, values, self.padding_mask)
 
     def step_memory(self) -> StepMemory | None:
         """See ``KeyValueCache.step_memory``."""
-        keys, values = self._memories()
+        keys, values = self._memories
         if self._step_memory is None or self._step_memory.source is not keys.filled:
             self._step_memory = StepMemory.of(keys.filled, values.filled)
         return None if self.padding_mask is not None else self._step_memory
@@ -137,7 +133,7 @@ class GrowingCache(KeyValueCache):
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """All positions, and some that are not filled, but masked; see ``rounded_keys``."""
         filled = self.view().attended(attn_mask, is_causal, queries, dtype)
-        keys, values = (memory.filled for memory in self._memories())
+        keys, values = (memory.filled for memory in self._memories)
         positions = rounded_keys(self.length, keys)
         if positions == self.length or filled.is_causal:
             return filled
@@ -146,11 +142,11 @@ class GrowingCache(KeyValueCache):
 
     def reorder(self, new_order: Tensor) -> Self:
         """Move all keys and values of each row; see ``KeyValueCache``."""
-        keys, values = self._memories()
-        if new_order.device.type == "cpu" and torch.equal(new_order, torch.arange(keys.filled.size(0))):
+        rows = self._memories[0].filled.size(0)
+        if new_order.device.type == "cpu" and torch.equal(new_order, torch.arange(rows)):
             return self  # not checked on a GPU, where the comparison would wait for the device
-        keys.reorder(new_order)
-        values.reorder(new_order)
+        for memory in self._memories:
+            memory.reorder(new_order)
         if self.padding_mask is not None:
             self.padding_mask = self.padding_mask.index_select(0, new_order)
         return self
@@ -158,7 +154,7 @@ class GrowingCache(KeyValueCache):
     def select(self, keep: Tensor, beam_size: int) -> Self:
         """Copy the keys and values of some sentences, also of all, into new memory; see ``KeyValueCache``."""
         rows = rows_of_sentences(keep, beam_size)
-        self._keys, self._values = (_Memory(memory.filled.index_select(0, rows)) for memory in self._memories())
+        self._memories = tuple(_Memory(memory.filled.index_select(0, rows)) for memory in self._memories)
         self.padding_mask = None if self.padding_mask is None else self.padding_mask.index_select(0, rows)
         return self
 
@@ -172,19 +168,14 @@ class GrowingCache(KeyValueCache):
     def crop(self, positions: int) -> Self:
         """Remove the first positions."""
         keys, values, mask = self.view()
-        mask = None if mask is None else mask[:, positions:].contiguous()
-        self._hold(KeysAndValues(keys[:, :, positions:].contiguous(), values[:, :, positions:].contiguous(), mask))
+        keys, values = (memory[:, :, positions:].contiguous() for memory in (keys, values))
+        self._hold(KeysAndValues(keys, values, None if mask is None else mask[:, positions:]))
         return self
 
     def merge(self, other: KeyValueCache) -> Self:
         """Append the rows of another cache; see ``KeyValueCache``."""
         self._hold(join_rows([self.view(), other.view()], left=True))
         return self
-
-    def _memories(self) -> tuple[_Memory, _Memory]:
-        if self._keys is None or self._values is None:
-            raise ValueError("a key/value cache is empty until its first append")
-        return self._keys, self._values
 
 
 def _extended(mask: Tensor | None, length: int, keys: Tensor, positions: int) -> Tensor:
@@ -193,18 +184,6 @@ def _extended(mask: Tensor | None, length: int, keys: Tensor, positions: int) ->
         return (torch.arange(positions, device=keys.device) < length).unsqueeze(0)
     hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return F.pad(mask.expand(*mask.shape[:-1], length), (0, positions - length), value=hidden)
-
-
-def _join_masks(old: Tensor | None, new: Tensor | None, rows: int, seen: int, added: int) -> Tensor | None:
-    """Concatenate two masks to ``(rows, seen + added)``; a missing mask means no padding."""
-    if old is None and new is None:
-        return None
-    device = old.device if old is not None else new.device if new is not None else None
-    parts = [
-        torch.zeros(rows, length, dtype=torch.bool, device=device) if mask is None else mask
-        for mask, length in ((old, seen), (new, added))
-    ]
-    return torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,16 +205,13 @@ class StaticCache(KeyValueCache):
 
     def append(self, new: KeysAndValues, rows: int) -> Self:
         """Keep the keys and values; see ``KeyValueCache``."""
-        if self.seen is not None:
-            raise ValueError("the cache already holds the keys and values of the encoder's output")
         # Every later step reads them, so a copy in the layout that is read fastest is worth its time.
         seen = KeysAndValues(as_keys(new.keys), new.values.contiguous(), new.padding_mask)
         return replace(self, seen=seen, share=rows // new.keys.size(0))
 
     def view(self) -> KeysAndValues:
         """All of the source; see ``KeyValueCache``."""
-        if self.seen is None:
-            raise ValueError("a key/value cache is empty until its first append")
+        assert self.seen is not None, "a key/value cache is empty until its first append"
         return self.seen
 
     @cached_property
@@ -270,14 +246,11 @@ class StaticCache(KeyValueCache):
         """Do nothing: the positions are those of the source."""
         return self
 
-    def crop(self, positions: int) -> Self:
-        """Do nothing: the positions are those of the source."""
-        return self
+    crop = roll_back
 
     def merge(self, other: KeyValueCache) -> Self:
         """Append the rows of another cache; shorter sources are padded on the right."""
-        if not isinstance(other, StaticCache):
-            raise TypeError(f"a StaticCache cannot be merged with a {type(other).__name__}")
+        assert isinstance(other, StaticCache)
         one, two = (self, other) if self.share == other.share else (self._unshared(), other._unshared())
         keys, values, mask = join_rows([one.view(), two.view()], left=False)
         return replace(self, seen=KeysAndValues(as_keys(keys), values, mask), share=one.share)

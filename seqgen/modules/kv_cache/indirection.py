@@ -20,9 +20,10 @@ for any number of beams.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.modules.attention import StepMemory, as_keys, empty_keys, rounded_keys, take_rows
@@ -66,11 +67,6 @@ class IndirectionTable:
         self.collected: Tensor | None = None
         self._mask: tuple[Tensor | None, bool, Tensor] | None = None
         self._merged: tuple[IndirectionTable, IndirectionTable] | None = None
-
-    @property
-    def beam_size(self) -> int:
-        """Rows of each sentence."""
-        return self.table.size(1)
 
     @property
     def is_profitable(self) -> bool:
@@ -154,7 +150,7 @@ class IndirectionTable:
         query attends, share one additional slot, the last.
         """
         if self._merged is None or self._merged[0] is not other:
-            merged = IndirectionTable(0, self.beam_size, self.table.device)
+            merged = IndirectionTable(0, self.table.size(1), self.table.device)
             merged.length = max(self.length, other.length)
             merged.used = merged.capacity = max(self.used, other.used) + 1
             tables = []
@@ -202,8 +198,7 @@ class IndirectionTable:
             added = added.masked_fill(~attn_mask, torch.finfo(dtype).min / 2)
         elif attn_mask is not None:
             added = attn_mask.to(dtype)
-        while added.dim() < 4:
-            added = added.unsqueeze(0)
+        added = added[(None,) * (4 - added.dim())]
         # (1 or sentences * beam, h, Q, L) -> (1 or sentences, 1 or beam, h, Q, L) -> (sentences, h, beam, Q, L)
         added = added.unsqueeze(1) if added.size(0) == 1 else added.view(sentences, beam, *added.shape[1:])
         heads = added.size(2)
@@ -221,8 +216,8 @@ class IndirectionCache(KeyValueCache):
         stays: whether the table is always used, rather than only while it is faster.
 
     Attributes:
-        keys: ``(sentences, H, capacity, D)`` in the layout of ``empty_keys``; ``None`` before the first step.
-        values: ``(sentences, H, capacity, D)``, contiguous; ``None`` before the first step.
+        memories: keys in the layout of ``empty_keys``, and contiguous values, ``(sentences, H, capacity, D)``; none
+            before the first step.
         clock: number of changes of the table that this layer has requested.
     """
 
@@ -231,8 +226,7 @@ class IndirectionCache(KeyValueCache):
     def __init__(self, table: IndirectionTable, stays: bool = False):
         self.table = table
         self.stays = stays
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.memories: tuple[Tensor, ...] = ()
         self.clock = 0
         self._step_memory: StepMemory | None = None
 
@@ -258,18 +252,17 @@ class IndirectionCache(KeyValueCache):
     def _written(self, positions: int, keys: Tensor, values: Tensor) -> KeyValueCache:
         """Write ``(sentences * H, slots, D)`` keys and values; returns the cache to use from now on."""
         table = self.table
-        self.clock = table.request(self.clock, table.append, positions)
-        if self.keys is None or self.values is None or table.collected is not None:
-            heads = keys.size(0) // table.table.size(0)
-            self.keys = _with_room(self.keys, table, keys, heads, are_keys=True)
-            self.values = _with_room(self.values, table, values, heads, are_keys=False)
+        self._request(table.append, positions)
+        if not self.memories or table.collected is not None:
+            pairs = zip(self.memories or (None, None), (keys, values), strict=True)
+            self.memories = tuple(_with_room(memory, table, added, added is keys) for memory, added in pairs)
         self.step_memory().write(table.used - keys.size(1), keys, values)
         return self if self.stays or table.is_profitable else self.histories()
 
     def step_memory(self) -> StepMemory:
         """See ``KeyValueCache.step_memory``."""
-        if self._step_memory is None or self._step_memory.source is not self.keys:
-            self._step_memory = StepMemory.of(*self._memories())
+        if self._step_memory is None or self._step_memory.source is not self.memories[0]:
+            self._step_memory = StepMemory.of(*self.memories)
         return self._step_memory
 
     def attended_step(self, attn_mask: Tensor | None, dtype: torch.dtype) -> tuple[StepMemory, Tensor | None]:
@@ -281,16 +274,16 @@ class IndirectionCache(KeyValueCache):
     def view(self) -> KeysAndValues:
         """The keys and values of each row, gathered from the slots; see ``KeyValueCache``."""
         table = self.table.table[:, :, : self.table.length]
-        keys, values = (_pick(memory, table).flatten(0, 1) for memory in self._memories())
+        keys, values = (_pick(memory, table).flatten(0, 1) for memory in self.memories)
         return KeysAndValues(keys, values)
 
     def histories(self) -> GrowingCache:
         """A cache in which each row has a copy of its keys and values."""
-        return GrowingCache() if self.keys is None else GrowingCache.of(self.view())
+        return GrowingCache(self.view() if self.memories else None)
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """All slots of a sentence, for all of its beams together; see ``KeyValueCache``."""
-        keys, values = self._memories()
+        keys, values = self.memories
         slots = rounded_keys(self.table.used, keys)
         mask = self.table.mask(attn_mask, queries, dtype, is_causal, slots)
         return Attended(keys[:, :, :slots], values[:, :, :slots], mask, False)
@@ -301,47 +294,44 @@ class IndirectionCache(KeyValueCache):
 
     def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder the table; keys and values stay in place."""
-        self.clock = self.table.request(self.clock, self.table.reorder, parents)
-        return self
+        return self._request(self.table.reorder, parents)
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep some sentences; see ``KeyValueCache``."""
-        self.clock = self.table.request(self.clock, self.table.select, keep)
-        self.keys, self.values = (take_rows(memory, keep) for memory in self._memories())
-        return self
+        self.memories = tuple(take_rows(memory, keep) for memory in self.memories)
+        return self._request(self.table.select, keep)
 
     def roll_back(self, positions: int) -> KeyValueCache:
         """Remove the last positions; their slots are no longer used and will be removed later."""
-        self.clock = self.table.request(self.clock, self.table.roll_back, positions)
-        return self
+        return self._request(self.table.roll_back, positions)
 
     def crop(self, positions: int) -> KeyValueCache:
         """Remove the first positions; their slots are no longer used and will be removed later."""
-        self.clock = self.table.request(self.clock, self.table.crop, positions)
-        return self
+        return self._request(self.table.crop, positions)
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:
         """Append the sentences of another cache; see ``IndirectionTable.merge``."""
         if not isinstance(other, IndirectionCache):
             return self.histories().merge(other)
-        parts = [(self._memories(), self.table.used), (other._memories(), other.table.used)]
+        parts = [[memory[:, :, : one.table.used] for memory in one.memories] for one in (self, other)]
         self.table = self.table.merge(other.table)
         self.clock, capacity = self.table.clock, self.table.capacity
-        keys, self.values = (
-            torch.cat([_padded(memories[kind][:, :, :used], capacity) for memories, used in parts]) for kind in (0, 1)
+        keys, values = (
+            torch.cat([F.pad(memory, (0, 0, 0, capacity - memory.size(2))) for memory in pair])
+            for pair in zip(*parts, strict=True)
         )
-        self.keys = as_keys(keys)
+        self.memories = as_keys(keys), values
         return self
 
-    def _memories(self) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
-            raise ValueError("a key/value cache is empty until its first append")
-        return self.keys, self.values
+    def _request(self, change: Callable[[Any], None], argument: Any) -> Self:
+        self.clock = self.table.request(self.clock, change, argument)
+        return self
 
 
-def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, heads: int, are_keys: bool) -> Tensor:
+def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, are_keys: bool) -> Tensor:
     """Memory with the capacity of the table, with the slots in use at their current numbers."""
-    shape = (table.table.size(0), heads, table.capacity, added.size(-1))
+    sentences = table.table.size(0)
+    shape = (sentences, added.size(0) // sentences, table.capacity, added.size(-1))
     larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
     kept = 0
     if memory is not None and table.collected is not None:
@@ -369,8 +359,3 @@ def _pick(memory: Tensor, slots: Tensor) -> Tensor:
     first = torch.arange(0, sentences * heads * capacity, capacity, device=memory.device).view(sentences, 1, heads, 1)
     rows = first + slots.unsqueeze(2)
     return memory.flatten(0, 2).index_select(0, rows.flatten()).view(*rows.shape, dim)
-
-
-def _padded(memory: Tensor, capacity: int) -> Tensor:
-    """The memory padded with zeros to ``capacity`` slots."""
-    return torch.nn.functional.pad(memory, (0, 0, 0, capacity - memory.size(2)))

@@ -66,10 +66,12 @@ class KeysAndValues(NamedTuple):
             return Attended(keys, values, attn_mask, is_causal)
         allowed = ~padding_mask[:, None, None, :]
         if attn_mask is None:
-            return Attended(keys, values, allowed, False)
-        if attn_mask.dtype == torch.bool:
-            return Attended(keys, values, attn_mask & allowed, False)
-        return Attended(keys, values, attn_mask.masked_fill(~allowed, torch.finfo(attn_mask.dtype).min), False)
+            attn_mask = allowed
+        elif attn_mask.dtype == torch.bool:
+            attn_mask = attn_mask & allowed
+        else:
+            attn_mask = attn_mask.masked_fill(~allowed, torch.finfo(attn_mask.dtype).min)
+        return Attended(keys, values, attn_mask, False)
 
 
 class KeyValueCache(Flagged, ABC):

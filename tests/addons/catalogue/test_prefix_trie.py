@@ -116,6 +116,11 @@ class TestTheTrie:
         with pytest.raises(DataError, match=words):
             PrefixTrie.load(path, 8)
 
+    def test_a_file_for_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
+        PrefixTrie.of(SEQUENCES).save(tmp_path / "a.safetensors")
+        with pytest.raises(DataError, match="not in the target vocabulary of 5"):
+            PrefixTrie.load(tmp_path / "a.safetensors", 5)
+
     def test_a_flipped_bit_is_refused(self, tmp_path: Path) -> None:
         path, trie = tmp_path / "a.safetensors", PrefixTrie.of(SEQUENCES)
         trie.save(path)
@@ -395,7 +400,7 @@ def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) 
 
 def test_a_composite_with_a_call_of_its_own_is_not_certifiable() -> None:
     made = Guidance(ProbabilityMean(), 0.5)
-    made_by_user = type("Own", (Guidance,), {"__call__": Guidance.__call__})(made.inner, made.scale)
+    made_by_user = type("Own", (Guidance,), {"__call__": Guidance.__call__})(made.parts[0], made.scale)
     assert (made.certifiable, made_by_user.certifiable) == (True, False)
 
 

@@ -93,7 +93,7 @@ DAMAGED = {
     b"a\tx\na\ty\n": "line 2: there is another line for 'a'; remove one of them",
     b"a\tx z\n": "line 1: 'z' is not in the target vocabulary of the model; make a file for this model",
     b"a\tx\r\n": r"line 1: 'x\\r' is not in the target vocabulary",
-    b"a\tx \n": "line 1: there must be exactly one space between two tokens",
+    b"a\tx \n": "line 1: '' is not in the target vocabulary",
     b"a\t\xff\n": r"line 1: byte 3 \(0xff\) is not valid UTF-8",
 }
 

@@ -13,12 +13,8 @@ import yaml
 import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.addons.checks import kinds
-from seqgen.addons.checks.checking import check_all
-from seqgen.addons.checks.components import (
-    OF_ONE_MODEL,
-    SHARED,
-    alone_equals_batched,
-)
+from seqgen.addons.checks.checking import check as check_invariants
+from seqgen.addons.checks.components import OF_ONE_MODEL, SHARED, alone_equals_batched
 from seqgen.addons.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.addons.checks.strategies import (
     STRATEGY,
@@ -161,7 +157,7 @@ def test_keys_that_change_scores_or_exclude_others(values: dict[str, Any], reaso
     subject = component_subject(
         "search", DecodingCheckConfig(generation=GenerationConfig(**{"search": "beam", **values}))
     )
-    (outcome,) = check_all({"": invariant}, subject)
+    (outcome,) = check_invariants(subject, {"": invariant})
     assert outcome.violation is None
     assert outcome.reason.startswith(reason)
     assert bool(outcome.reason) == bool(reason)
@@ -171,7 +167,7 @@ def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
     values = {"search": "diverse_beam", "components": {"search.groups": 2}, "length_penalty": 0.0}
     subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(**values)))
     with mock.patch.object(DiverseBeamSearch, "changes_scores", False):
-        (outcome,) = check_all({"": scores_are_the_models}, subject)
+        (outcome,) = check_invariants(subject, {"": scores_are_the_models})
     assert outcome.violation is not None
 
 
@@ -190,7 +186,8 @@ def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "WORDS", 4)
     cfg = DecodingCheckConfig(generation=GenerationConfig(search="constrained"), semantics="fairseq")
     invariants = [alone_equals_batched, forbidden_tokens_are_not_generated]
-    outcomes = list(check_all({one.__name__: one for one in invariants}, component_subject("search", cfg)))
+    named = {one.__name__: one for one in invariants}
+    outcomes = list(check_invariants(component_subject("search", cfg), named))
     assert [outcome for outcome in outcomes if outcome.violation or outcome.reason] == []
     ids = Ids(1, 2, 2, (4, 8), 8)
     changed = ids.inputs([5], 2).inputs_with_source(0, 0, ids.words).src_tokens

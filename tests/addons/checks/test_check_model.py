@@ -42,7 +42,7 @@ def test_a_model_that_fails(tmp_path: Path) -> None:
     lines = outcome.out.splitlines()
     place = lines.index(next(line for line in lines if line.startswith("steps after reordering beams")))
     assert " failed " in lines[place]
-    assert lines[place + 1].startswith("    step 2, sentence 0, beam 1: the logits differ")
+    assert lines[place + 1].startswith("    step 2, sentence 0, beam 0: the logits differ")
     assert outcome.out.endswith(f"probable cause: {Subject.advice['steps after any order of rows']}\n")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.addons.checks.checking import ERROR, Outcome, causes, check, check_all
+from seqgen.addons.checks.checking import ERROR, Outcome, causes, check
 from seqgen.addons.checks.kinds import (
     KINDS,
     DecodingCheckConfig,
@@ -433,7 +433,7 @@ def outcomes_of(
     generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
     subject = component_subject(group, DecodingCheckConfig(generation=generation))
     invariants = KINDS[group].invariants
-    return subject, list(check_all({only: invariants[only]} if only else invariants, subject))
+    return subject, list(check(subject, {only: invariants[only]} if only else invariants))
 
 
 @pytest.mark.parametrize("best", [1, 2, 3])
@@ -483,7 +483,7 @@ class DropsTheFirstOfAMerge(GrowingCache):
 
     def merge(self, other: Any) -> Any:
         kept = other.view()
-        return super().merge(type(self).of(KeysAndValues(kept.keys.flip(0), kept.values, kept.padding_mask)))
+        return super().merge(type(self)(KeysAndValues(kept.keys.flip(0), kept.values, kept.padding_mask)))
 
 
 @pytest.mark.parametrize(

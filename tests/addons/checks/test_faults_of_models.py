@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples import lstm
-from seqgen.addons.checks.checking import check_all, diagnose
+from seqgen.addons.checks.checking import check, diagnose
 from seqgen.addons.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.addons.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.core.incremental_state import StateKey
@@ -197,8 +197,8 @@ def transformer_does_not_roll_back(patch: Patch) -> None:
 
 @bug("transformer", "a module does not merge its state")
 def transformer_positions_ignore_start_offsets(patch: Patch) -> None:
-    of_target = Positions.of_target
-    patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, seen, new, None))
+    forward = Positions.forward
+    patch(Positions, "forward", lambda self, queries: forward(self, replace(queries, start_offsets=None)))
 
 
 @bug("transformer", "the attention that is returned is not a distribution over")
@@ -259,7 +259,7 @@ def outcomes_of(build: Callable[[], EncoderDecoderModel]) -> tuple[Subject, list
     words = tiny_dictionary()
     model = randomize_(build().double())
     subject = Subject(model, words, len(words), build=lambda: build().double())
-    return subject, list(check_all(PASSES | STEPPING | WEIGHTS, subject))
+    return subject, list(check(subject, PASSES | STEPPING | WEIGHTS))
 
 
 FAST = [name for name, found in BUGS.items() if found.model == "lstm"]

@@ -16,7 +16,7 @@ import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from seqgen.addons.checks.checking import Outcome, check_all, diagnose
+from seqgen.addons.checks.checking import Outcome, check, diagnose
 from seqgen.addons.checks.criteria import LENGTHS, Training, invariants_of
 from seqgen.addons.checks.kinds import new_model, small_transformer
 from seqgen.addons.checks.subject import Ids, randomize_, tiny_dictionary
@@ -198,7 +198,7 @@ def test_bugs_of_criteria(name: str) -> None:
     tokenizer = WhitespaceTokenizer(words)
     task = Task(None, tokenizer, tokenizer)
     subject = Training(criterion(None, task), model, Ids.of(model, words, len(words)), tolerance=1e-9)
-    outcomes = list(check_all(invariants_of(subject.criterion), subject))
+    outcomes = list(check(subject, invariants_of(subject.criterion)))
     assert_found(outcomes, subject, cause)
 
 
@@ -302,5 +302,5 @@ def test_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     task = make()
     model = randomize_(task.build_model(small_transformer()).double())
     subject = Prepared(task, make, model, "valid")
-    outcomes = list(check_all(TASK, subject))
+    outcomes = list(check(subject, TASK))
     assert_found(outcomes, subject, cause)

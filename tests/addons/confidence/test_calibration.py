@@ -132,7 +132,7 @@ def test_less_than_one_held_out_line_cannot_be_marked() -> None:
 def test_a_line_without_an_output_is_marked(calibration: Path) -> None:
     translator = Translator(text_model(), beam=3, confidence=str(calibration), review_risk=0.02)
     stages, line = translator.prepare().stages, InputLine(0, "w1", [torch.tensor([4, 2])])
-    found = stages.write_search(line, line.translation())
+    found = stages.write(line, line.translation(), of_search=True)
     assert (found.confidence, found.review) == (0.0, True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import TokenBytes, Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 
 END = b"\n"
 Scores = Callable[[tuple[int, ...]], list[float]]
@@ -37,7 +37,7 @@ class Pieces(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.dictionary[i] for i in ids if i >= 4)
 
-    def token_bytes(self) -> TokenBytes:
+    def token_bytes(self) -> list[bytes | None]:
         return [None] * 4 + [self.dictionary[i].encode() for i in range(4, len(self.dictionary))]
 
     def fingerprint(self) -> str:

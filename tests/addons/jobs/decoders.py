@@ -97,7 +97,7 @@ class InlineWorkers(Workers):
         piece = self._queue.pop()  # not in the order in which they were given
         if not piece.reason and self.deaths(piece):
             return [Died(piece, "was ended by SIGKILL")]
-        return [Answered(piece, answer(self.decoder, piece), "a worker")]
+        return [Answered(piece, answer(self.decoder, piece))]
 
     def close(self) -> None:
         pass
@@ -143,7 +143,7 @@ class Bench:
         plan = job.plan
         if job.undone():
             workers = workers or InlineWorkers()
-            job.run(workers, LineProgress(plan.lines, 0, 0, 0.0, self.messages.append, terminal=False))
+            job.run(workers, LineProgress(plan.lines, 0, 0, 0.0, self.messages.append))
         job.folder.write_errors()
         merged = self.root / "out.txt"
         with open(merged, "wb") as file:

@@ -81,7 +81,7 @@ def test_places_that_cannot_be_used(place: Path) -> None:
         "would be part of input=",
     )
     refused(job(folder, f"input={folder}/*.txt", f"output={folder}/o.txt", "job.workers=1"), "would be part of")
-    refused(job(folder, f"input={folder}", f"job.folder={folder}"), "is the folder of the input")
+    refused(job(folder, f"input={folder}", f"job.folder={folder}"), "would be part of input=")
     with run_lock(tmp_path / "J", "job.folder"):
         refused(job(folder, f"job.folder={tmp_path}/J"), "in use by another process", "or choose another job.folder")
     refused(job(folder, f"job.folder={tmp_path}/J"), "there is no such file or folder")

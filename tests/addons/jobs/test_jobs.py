@@ -343,15 +343,15 @@ def error_of(work: Callable[[], object]) -> BaseException | None:
 
 def test_progress_says_what_people_want_to_know() -> None:
     said: list[str] = []
-    progress = LineProgress(900, 100, 1, 1e-9, said.append, terminal=False)
+    progress = LineProgress(900, 100, 1, 1e-9, said.append)
     progress.start -= 10
     progress.advance(400, 2)
     assert said == ["500 of 900 lines (55 %), 40.0 lines/s, 10 s left, 3 failed"]
-    progress = LineProgress(None, 0, 0, 1e-9, said.append, terminal=False)
+    progress = LineProgress(None, 0, 0, 1e-9, said.append)
     progress.start -= 10
     progress.advance(40, 0)
     assert said[1:] == ["40 lines, 4.0 lines/s"]
-    progress = LineProgress(200, 0, 0, 1e-9, said.append, terminal=False)
+    progress = LineProgress(200, 0, 0, 1e-9, said.append)
     progress.start -= 60
     progress.advance(1, 0)  # the first line of a batch, of which all lines are there
     assert said[2:] == ["1 of 200 lines (0 %)"]

@@ -128,11 +128,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pickle": (lambda path: path.write_bytes(b"\x80\x02}q\x00." * 9), "not a model in Marian's binary format"),
     "another version": (lambda path: path.write_bytes(encoded([], 2)), "not a model in Marian's binary format"),
     "no tensors": (lambda path: path.write_bytes(encoded([])), "has no special:model.yml"),
-    "many tensors": (patched(8, HUGE), "says that it has 18446744073709551615 tensors"),
+    "many tensors": (patched(8, HUGE), "ends too early"),
     "more tensors": (patched(8, 99_999), "ends too early"),
     "a long name": (patched(16, HUGE), "ends too early"),
     "an overflow of two names": (lambda path: (patched(16, HUGE)(path), patched(48, 9)(path)), "ends too early"),
-    "many dimensions": (patched(32, HUGE), "the shape of '.*' is impossible"),
+    "many dimensions": (patched(32, HUGE), "ends too early"),
+    "nine dimensions": (lambda path: path.write_bytes(weight(shape=(1,) * 9)), "the shape of 'x' is impossible"),
     "no dimensions": (lambda path: path.write_bytes(weight(shape=())), "the shape of 'x' is impossible"),
     "long data": (patched(40, HUGE), "ends too early"),
     "short data": (patched(40, 0), "has 0 bytes, fewer than its shape needs"),
@@ -143,7 +144,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'x' has the type 0x4102, which is not supp",
     ),
     "a huge type": (patched(24, HUGE), "has the type 0xffffffffffffffff"),
-    "no UTF-8": (lambda path: path.write_bytes(weight(b"\xff\xfe")), "is not UTF-8 text"),
+    "no UTF-8": (lambda path: path.write_bytes(weight(b"\xff\xfe")), "has no special:model.yml"),
     "a name twice": (
         lambda path: path.write_bytes(encoded([("x", INT8, (1,), b"a"), ("x", INT8, (1,), b"a")])),
         "'x' occurs twice",
@@ -166,7 +167,6 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         )
         for factor in (float("nan"), float("inf"), 0.0, -1.0)
     },
-    "more bytes": (lambda path: path.write_bytes(path.read_bytes() + b"x"), "its tensors end at byte"),
     "a pipe": (lambda path: replace_by(path, "pipe"), ""),
     "a missing weight": (
         lambda path: write_binary(path, {k: v for k, v in arrays().items() if k != "encoder_l1_ffn_W1"}),

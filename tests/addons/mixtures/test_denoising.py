@@ -184,7 +184,7 @@ LONG = ["the dog sees a ball"] * 50
         (['{"text": "a dog"}', '{"text": '], "a.jsonl", {}, r"a\.jsonl, line 2: the line is not JSON"),
         (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; the line has: body"),
         (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has no tokens;.*on_empty"),
-        (["", "  "], "a.txt", {}, r"train: a\.txt has no tokens"),
+        (["", "  "], "a.txt", {}, r"train: a\.txt contains no token"),
         (LONG, "a.txt", {"mean_span_length": 1.0}, r"needs \d+ sentinels, but .* has 40; .*task\.input_length"),
     ],
 )

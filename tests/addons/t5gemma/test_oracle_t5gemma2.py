@@ -151,7 +151,7 @@ ROPE = "decoder/rope_parameters"
         ({"encoder": [1]}, "encoder is [1], not keys and values"),
         ({"encoder/text_config/hidden_size": "8"}, "encoder.hidden_size is '8', not a whole number of at least 1"),
         ({"decoder/vocab_size": 12}, "encoder.vocab_size=11 and decoder.vocab_size=12 differ"),
-        ({"decoder/layer_types": ["full_attention"]}, "decoder_layer_types has 1 entries, but decoder_layers is 3"),
+        ({"decoder/layer_types": ["full_attention"]}, "decoder_layer_types must have 3 entries, each"),
         ({"is_encoder_decoder": False}, "a t5gemma2 with is_encoder_decoder=false is not supported"),
         (
             {f"{ROPE}/full_attention": {"rope_type": "yarn", "factor": 2.0}},

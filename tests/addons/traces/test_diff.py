@@ -10,7 +10,7 @@ from torch import Tensor
 
 import seqgen.core.scoring
 from seqgen.addons.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
-from seqgen.addons.traces.records import StepTrace
+from seqgen.addons.traces.trace import StepTrace
 from seqgen.core.member import Member
 from seqgen.decoding.continuous_batching import RollingSession
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
@@ -170,14 +170,13 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
     ("arguments", "words"),
     [
         ([], "path is missing: set path=RUN_FOLDER"),
-        (["runs/a", "input=y"], "runs/a is a run to compare with another, but input is for comparing two decodes"),
-        (["path=x", "input=y", "json=-"], "json=- has no effect on two decodes"),
         (
             ["path=x", "input=y", "other.path=z"],
             "only keys of these groups can be set for one decode: generation, fast",
         ),
         (["path=x", "input=y", "other.generation.length_penlty=2"], "did you mean 'generation.length_penalty'"),
         (["path=x", "input=y", "generation.input_split=sentences"], "cannot be compared step by step"),
+        (["path=x", "input=y", "generation.nbest=2"], "generation.nbest has no effect"),
     ],
 )
 def test_misuse_is_one_sentence(arguments: list[str], words: str) -> None:

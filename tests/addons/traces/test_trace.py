@@ -6,7 +6,8 @@ import gzip
 import json
 import math
 import random
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,13 @@ import torch
 from examples.papers.exact_search.exact import ExactSearch
 from seqgen.addons.traces.page import Fate, page_of, reference_path
 from seqgen.addons.traces.recorder import next_ranks
-from seqgen.addons.traces.records import SentenceTrace, TracedOutput
-from seqgen.addons.traces.trace import Trace
+from seqgen.addons.traces.trace import SentenceTrace, Trace, TracedOutput
 from seqgen.addons.traces.writer import TraceWriter
 from seqgen.config import TraceConfig
 from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.text.results import Details, Translation
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.commands import SMALL_TRANSFORMER, command, corpus, refused, training_arguments
 from tests.step_traces import step_of
 from tests.text_models import TEXTS, text_model
 
@@ -286,41 +286,14 @@ def _records(path: Path) -> list[Any]:
 
 DAMAGES: dict[str, Any] = {
     "incomplete": lambda r: r[:-1],
-    r"o.jsonl is a trace of version 2; this seqgen reads version 1; decode again, or use": (
-        lambda r: [{**r[0], "version": 2}, *r[1:]]
+    r"o.jsonl is a trace of version 1; this seqgen reads version 2; decode again, or use": (
+        lambda r: [{**r[0], "version": 1}, *r[1:]]
     ),
-    "its first line has no version": lambda r: [{k: v for k, v in r[0].items() if k != "version"}, *r[1:]],
-    "a hypothesis has a wrong score": lambda r: [r[0], _with_output(r[1], score=-1e308), *r[2:]],
-    "a hypothesis has wrong attention": (
-        lambda r: [
-            r[0],
-            _with_output(r[1], attention=[[None] * len(r[1]["source_pieces"])] * len(r[1]["hypotheses"][0]["tokens"])),
-            *r[2:],
-        ]
-    ),
-    "step 0 has wrong members": lambda r: [r[0], _with_step(r[1], members=[[1.0]]), *r[2:]],
-    "it repeats sentence 0": lambda r: [*r[:2], r[1], *r[2:]],
-    "its pieces do not have token": lambda r: [r[0], {**r[1], "pieces": {}}, *r[2:]],
-    "step 1 comes after the step that ended": lambda r: [r[0], _with_step(r[1], done=True), *r[2:]],
+    "a trace of version None": lambda r: [{k: v for k, v in r[0].items() if k != "version"}, *r[1:]],
     "not a trace": lambda r: [{}, *r[1:]],
-    "has 14 of": lambda r: [*r[:3], *r[4:]],
-    "continues after its end": lambda r: [*r, r[1]],
-    "wrong beams": lambda r: [r[0], _with_step(r[1], beams=[10**6] * len(r[1]["steps"][0]["tokens"])), *r[2:]],
-    "wrong scores": lambda r: [r[0], _with_step(r[1], scores=[1.0]), *r[2:]],
-    "has wrong outcomes": lambda r: [r[0], _with_step(r[1], outcomes="C"), *r[2:]],
-    "beams": lambda r: [{**r[0], "beam": 10**9}, *r[1:]],
-    "a length penalty of 1e.09 cannot be used": (
-        lambda r: [{**r[0], "ranking": {**r[0]["ranking"], "len_penalty": 1e9}}, *r[1:]]
-    ),
+    "its checksum is not that": lambda r: [*r[:3], *r[4:]],
+    "damaged: its checksum": lambda r: [r[0], {**r[1], "pieces": {}}, *r[2:]],
 }
-
-
-def _with_step(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    return {**record, "steps": [{**record["steps"][0], **values}, *record["steps"][1:]]}
-
-
-def _with_output(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    return {**record, "hypotheses": [{**record["hypotheses"][0], **values}, *record["hypotheses"][1:]]}
 
 
 def test_damaged_traces(tmp_path: Path) -> None:
@@ -334,7 +307,7 @@ def test_damaged_traces(tmp_path: Path) -> None:
     for content, words in (
         (b"", "not a trace"),
         (b"\x00\xff\n", "not a trace"),
-        (b"{\n", "not JSON"),
+        (path.read_bytes()[:-9], "incomplete"),
         (gzip.compress(path.read_bytes())[:-20], "gzip"),
         (gzip.compress(path.read_bytes() + b" " * (1 << 23)), "unpacks to more than 4194304 bytes"),
     ):
@@ -344,6 +317,25 @@ def test_damaged_traces(tmp_path: Path) -> None:
     for nowhere in (tmp_path / "none", tmp_path):
         with pytest.raises(DataError, match="cannot be read"):
             Trace(nowhere)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r[0].pop("beam"),
+        lambda r: r[0]["ranking"].update(len_penalty=1e9),
+        lambda r: r[1].update(steps=3),
+        lambda r: r[1]["hypotheses"][0].update(score=math.inf),
+    ],
+)
+def test_wrong_values_with_the_right_checksum(change: Callable[[list[Any]], Any], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    traced(translator(), path, beam=3)
+    *records, end = _records(path)
+    change(records)
+    body = "".join(json.dumps(record) + "\n" for record in records)
+    path.write_text(body + json.dumps({**end, "crc32": zlib.crc32(body.encode())}) + "\n")
+    refused(command("show", f"{path}"), "t.jsonl is damaged: it has values that seqgen-generate does not write")
 
 
 @pytest.mark.nightly

@@ -141,7 +141,7 @@ def test_each_batch_is_decoded_once_in_an_update(lab: Lab) -> None:
 
 def test_the_critic_is_clipped_and_measured_with_the_model(lab: Lab) -> None:
     own = trainer(lab, ProcessGroup(), *RUN)
-    assert own.names[-2:] == ["criterion.weight", "criterion.bias"]
+    assert list(own.named_params)[-2:] == ["criterion.weight", "criterion.bias"]
     for parameter in own.params:
         parameter.grad = torch.zeros_like(parameter)
     own.params[-1].grad = torch.full_like(own.params[-1], 3.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
-from seqgen.models.fairseq import read_languages
+from seqgen.models.fairseq import FairseqLanguages
 from tests.commands import command
 from tests.fairseq_checkpoints import COMMON, dictionary, in_args
 from tests.huggingface_bart import tiny_model
@@ -117,14 +116,14 @@ def test_where_the_tokens_of_languages_are(
 
 def test_each_kind_of_data_has_tokens_of_languages_of_its_own() -> None:
     options = {"decoder_langtok": True, "langs": ["fr", "de"], "langtoks_specs": ["main", "mono_dae", "bt_mined"]}
-    languages = read_languages({**options, "extra_data": {"mono_dae": "x"}}, Path("x.pt"))
+    languages = FairseqLanguages({**options, "extra_data": {"mono_dae": "x"}}, Path("x.pt"))
     words = Dictionary()
     languages.add_tokens(words, languages.codes)
     added = ["__fr__", "__de__", "__fr_dae__", "__de_dae__", "__fr_mined__", "__de_mined__", "<mask>"]
     assert words.symbols[4:] == added
     assert languages.find_codes(Path("x.pt"), words, "") == ["fr", "de"]
-    listed = replace(languages, codes=[])
-    assert listed.find_codes(Path("x.pt"), words, "") == ["fr", "de"], "the kinds are no languages"
+    languages.codes = []
+    assert languages.find_codes(Path("x.pt"), words, "") == ["fr", "de"], "the kinds are no languages"
 
 
 def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:

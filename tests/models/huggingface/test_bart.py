@@ -319,8 +319,8 @@ def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     ("values", "words"),
     [
         ({"is_decoder": True}, "is_decoder=True is not supported for a marian"),
-        ({"activation_function": "quick_gelu"}, "activation_function='quick_gelu' is not supported; seqgen supports"),
-        ({"encoder_attention_heads": 5}, "model.encoder_embed_dim=12 is not a multiple of"),
+        ({"activation_function": "quick_gelu"}, "activation_function='quick_gelu' is not supported, only gelu or "),
+        ({"encoder_attention_heads": 5}, "the hidden size 12 is not a multiple of the 5 attention heads"),
         ({"max_position_embeddings": 2**31 - 1}, "the model would need 191 GiB for buffers, more than 4 GiB"),
         ({"pad_token_id": 2**31 - 1}, "pad_token_id=2147483647 is outside the vocabulary of 33 tokens"),
     ],

@@ -1,17 +1,19 @@
-"""Records: formats of lines that contain one or more fields, and the templates that make one text of the fields."""
+"""Records: lines that contain one or more fields, templates that make one text of the fields, and tables of pairs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Formatter
 from typing import Any, Protocol
 
 from seqgen.core.errors import ConfigError, DataError, nearest, shown
-from seqgen.data.text import CHUNK_BYTES, read_chunks
-from seqgen.data.token_store import LineError, Reader, TokenEncoder, TokenStore, build_store
+from seqgen.data.parquet import read_column_chunks
+from seqgen.data.text import CHUNK_BYTES, LineChunk, ParallelFiles, find_files, read_chunks
+from seqgen.data.token_store import Reader, TokenEncoder, TokenStore, build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.system.reading import parse_json
 
@@ -31,21 +33,16 @@ class Template:
 
     def __init__(self, text: str, where: str):
         self.text, self.where = text, where
-        self.parts: list[tuple[str, str | None]] = []
         try:
             parsed = list(Formatter().parse(text))
+            if any(field == "" or spec or conversion for _, field, spec, conversion in parsed):
+                raise ValueError("braces may contain only the name of a field")
         except ValueError as error:
             raise ConfigError(
                 f"{where}: the template {text!r} cannot be read ({error}); write a field in braces, as in {{source}}, "
                 "and a literal brace twice"
             ) from None
-        for literal, field, spec, conversion in parsed:
-            if field == "" or spec or conversion:
-                raise ConfigError(
-                    f"{where}: in the template {text!r} braces may contain only the name of a field; write "
-                    "a literal brace twice"
-                )
-            self.parts.append((literal, field))
+        self.parts = [(literal, field) for literal, field, _, _ in parsed]
 
     @classmethod
     def of_field(cls, name: str) -> Template:
@@ -95,6 +92,7 @@ class Template:
 
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+PARQUET = ".parquet"
 
 
 class RecordFormat(Protocol):
@@ -195,29 +193,6 @@ def is_json(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(JSON_ENDINGS)
 
 
-def render_lines(lines: Sequence[str], record_format: RecordFormat, template: Template) -> list[str]:
-    """Turn lines of records into texts.
-
-    Args:
-        lines: the lines.
-        record_format: the format of the lines.
-        template: combines the fields into a text.
-
-    Returns:
-        The text of each line.
-
-    Raises:
-        LineError: a line does not have the format.
-    """
-    texts = []
-    for index, line in enumerate(lines):
-        try:
-            texts.append(template.render(record_format.read(line)))
-        except ValueError as error:
-            raise LineError(index, str(error)) from None
-    return texts
-
-
 @dataclass(frozen=True)
 class Records:
     """Files of records, and the text of each record.
@@ -228,6 +203,8 @@ class Records:
         template: combines the fields of a line into a text.
         skip_lines: number of lines at the beginning of each file that are not records.
         read: reads a file in chunks of lines.
+        skip_empty: whether records without tokens are skipped as blank lines of plain text always are; if false, they
+            are an error. ``None`` if they are records as any other.
     """
 
     files: Sequence[Path]
@@ -235,6 +212,7 @@ class Records:
     template: Template
     skip_lines: int = 0
     read: Reader = read_chunks
+    skip_empty: bool | None = None
 
     def texts(self) -> Iterator[str]:
         """The text of each record, file after file.
@@ -243,11 +221,25 @@ class Records:
             DataError: a file cannot be read, or a line does not have the format.
         """
         for path in self.files:
-            for chunk in (chunk.after(self.skip_lines) for chunk in self.read(path, CHUNK_BYTES)):
-                try:
-                    yield from render_lines(chunk.decode(), self.record_format, self.template)
-                except LineError as error:
-                    raise DataError(f"{path}, line {chunk.first + error.index}: {error.reason}") from None
+            for chunk in self.read(path, CHUNK_BYTES):
+                yield from self.render(chunk.after(self.skip_lines))
+
+    def render(self, chunk: LineChunk) -> list[str]:
+        """The text of each of some lines.
+
+        Args:
+            chunk: the lines.
+
+        Raises:
+            DataError: a line does not have the format.
+        """
+        texts = []
+        for number, line in enumerate(chunk.decode(), chunk.first):
+            try:
+                texts.append(self.template.render(self.record_format.read(line)))
+            except ValueError as error:
+                raise DataError(f"{chunk.path}, line {number}: {error}") from None
+        return texts
 
     def store(self, cache: Path, label: str, tokenizer: Tokenizer, workers: int) -> TokenStore:
         """Encode the text of each record; see ``build_store``.
@@ -258,7 +250,7 @@ class Records:
             tokenizer: encodes the texts.
             workers: number of processes that encode; 0 for one per core.
         """
-        encoder = RecordEncoder(tokenizer, self.record_format, self.template)
+        encoder = RecordEncoder(tokenizer, self)
         return build_store(
             cache, label, self.files, encoder, workers=workers, skip_lines=self.skip_lines, read=self.read
         )
@@ -266,52 +258,31 @@ class Records:
 
 @dataclass
 class RecordEncoder(TokenEncoder):
-    """Encodes lines of records: a template combines the fields into a text, which becomes ids without end-of-sentence.
+    """Encodes the texts of records, without end-of-sentence.
 
     Attributes:
-        tokenizer: the tokenizer.
-        record_format: the format of the lines.
-        template: combines the fields into a text.
+        records: the records.
     """
 
-    record_format: RecordFormat
-    template: Template
+    records: Records
 
     def fingerprint(self) -> str:
-        """The tokenizer's fingerprint, the format and the template."""
-        return json.dumps([self.tokenizer.fingerprint(), repr(self.record_format), self.template.text])
+        """The tokenizer's fingerprint, the format and the template, and whether empty documents are skipped."""
+        records = self.records
+        content = json.dumps([self.tokenizer.fingerprint(), repr(records.record_format), records.template.text])
+        return content if records.skip_empty is None else f"document:{records.skip_empty}:{content}"
 
-    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """The ids of each line."""
-        return list(self.tokenizer.encode_lines(render_lines(lines, self.record_format, self.template)))
-
-
-@dataclass
-class DocumentEncoder(RecordEncoder):
-    """Encodes documents. Blank lines of plain text are always skipped.
-
-    Attributes:
-        skip_empty: whether all documents without tokens are skipped; if false, they are an error.
-    """
-
-    skip_empty: bool = False
-
-    def fingerprint(self) -> str:
-        """The fingerprint of ``RecordEncoder``, and whether empty documents are skipped."""
-        return f"document:{self.skip_empty}:{super().fingerprint()}"
-
-    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """The ids of each document.
-
-        Raises:
-            LineError: a line does not have the format, or a document has no tokens.
-        """
-        encoded = super().encode_lines(lines)
-        if not self.skip_empty:
-            plain = isinstance(self.record_format, PlainFormat)
-            for index, (line, ids) in enumerate(zip(lines, encoded, strict=True)):
-                if len(ids) == 0 and not (plain and not line.strip()):
-                    raise LineError(index, "the document has no tokens; remove the line, or set task.on_empty=skip")
+    def encode(self, chunk: LineChunk) -> list[list[int]]:
+        """The ids of each line; see ``TokenEncoder.encode``."""
+        texts, plain = self.records.render(chunk), isinstance(self.records.record_format, PlainFormat)
+        encoded = self.tokenizer.encode_lines(texts)
+        if self.records.skip_empty is False:
+            for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), chunk.first):
+                if not ids and not (plain and not text.strip()):
+                    raise DataError(
+                        f"{chunk.path}, line {number}: the document has no tokens; remove the line, or set "
+                        "task.on_empty=skip"
+                    )
         return encoded
 
 
@@ -366,3 +337,86 @@ def read_fields(path: Path) -> list[str]:
 def split_columns(line: str) -> list[str]:
     """The columns of a line of TSV."""
     return line.removesuffix("\r").split("\t")
+
+
+COLUMN_KEYS = ("task.source_column", "task.target_column")
+
+
+@dataclass(frozen=True)
+class Table(ParallelFiles):
+    """Files of a table; each of them is both a source file and a target file.
+
+    Attributes:
+        sides: the texts of the sources and those of the targets.
+    """
+
+    sides: tuple[Records, Records]
+
+    def lines(self, side: int) -> Iterator[str]:
+        """The texts of a column; see ``ParallelFiles.lines``."""
+        return self.sides[side].texts()
+
+    def check(self, allow_empty: bool = False) -> None:
+        """Check that there is a row, since every row is a pair; see ``ParallelFiles.check``."""
+        if not allow_empty and next(self.lines(0), None) is None:
+            raise DataError(f"{self.source[0]} has no rows; give a table with at least one")
+
+
+def is_table(name: str) -> bool:
+    """True if a file is a table, according to its name."""
+    return name.removesuffix(".gz").endswith((".tsv", PARQUET, *JSON_ENDINGS))
+
+
+def find_table(pattern: str, columns: tuple[str, str], languages: tuple[str, str], key: str) -> Table:
+    """Find a table, and the columns of source and target.
+
+    Args:
+        pattern: the name of the file, or one with wildcards; it ends as ``is_table`` demands.
+        columns: the name of each column, or its number from 1 in TSV; empty for that of the language, or, in TSV
+            without such a column, the first one for sources and the second one for targets.
+        languages: source language and target language.
+        key: the configuration key that ``pattern`` comes from, for messages.
+
+    Raises:
+        DataError: there is no such file, it is empty, or it has no such column.
+        ConfigError: both columns are the same.
+    """
+    files = find_files([pattern], key)
+    names = [column or language for column, language in zip(columns, languages, strict=True)]
+    if pattern.removesuffix(".gz").endswith(PARQUET):
+        readers = [partial(read_column_chunks, column=names[side], key=COLUMN_KEYS[side]) for side in (0, 1)]
+        sides = [Records(files, PlainFormat(names[i]), Template.of_field(names[i]), 0, readers[i]) for i in (0, 1)]
+    else:
+        if is_json(Path(pattern)):
+            known, skip = read_fields(files[0]), 0
+            record_format: RecordFormat = JsonFormat(tuple(names))
+        else:
+            names, known, skip = _tsv_columns(files, columns, languages)
+            record_format = TsvFormat(tuple(known))
+        for name, key in zip(names, COLUMN_KEYS, strict=True):
+            if name not in known:
+                raise DataError(
+                    f"{files[0]}, line 1 has no column {name!r}{nearest(name, known)}; the columns are "
+                    f"{shown(', '.join(known))}; set {key} to one of them"
+                )
+        sides = [Records(files, record_format, Template.of_field(name), skip) for name in names]
+    if names[0] == names[1]:
+        raise ConfigError(f"{' and '.join(COLUMN_KEYS)} are both {names[0]!r}; they must differ")
+    return Table(files, files, (sides[0], sides[1]))
+
+
+def _tsv_columns(
+    files: list[Path], columns: tuple[str, str], languages: tuple[str, str]
+) -> tuple[list[str], list[str], int]:
+    """The names of the two columns and of all columns of TSV, and the number of lines before the first row.
+
+    Without a header, the columns are named by their numbers.
+    """
+    first = split_columns(first_line(files[0]))
+    numbers = [str(number) for number in range(1, len(first) + 1)]
+    defaults = languages if {*languages} & {*first} else ("1", "2")
+    names = [column or default for column, default in zip(columns, defaults, strict=True)]
+    has_header = not all(name.isdecimal() for name in names)
+    known = read_header(files) if has_header else numbers
+    by_number = dict(zip(numbers, known, strict=True))
+    return [by_number.get(name, name) for name in names], known, int(has_header)
