@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +87,13 @@ def pytest_runtest_call() -> Iterator[None]:
 
 
 pytest_runtest_setup = pytest_runtest_call
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say at the end why tests were skipped, so that a user knows which references they were not compared with."""
+    skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    for reason, count in Counter(skipped).most_common():
+        terminalreporter.write_line(f"{count} not run: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(autouse=True)
