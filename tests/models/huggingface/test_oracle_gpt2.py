@@ -186,7 +186,7 @@ def test_each_prompt_of_a_batch(name: str, seed: int) -> None:
 def test_contrastive_search_looks_at_the_prompt(alpha: float, topk: int) -> None:
     """Batches with padding on the left, token for token; the generated tokens alone give other outputs."""
     keys = {"search": "contrastive", "components": {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}}
-    without = mock.patch.object(ContrastiveSession, "_prompt_features", lambda own: own._features()[:, :1])
+    without = mock.patch.object(ContrastiveSession, "_prompt_features", lambda own, of_start: of_start[:, :1])
     differences = 0
     for seed in range(6):
         wanted = [own[0][0] for own in original(seed, PROMPTS, penalty_alpha=alpha, top_k=topk)]
