@@ -73,51 +73,6 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
     assert compose(GenerateConfig, [f"generation.stop_strings={text}"]).generation.stop_strings == items
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("optimization.max_updates=3", ["optimization.max_updates", "did you mean 'optimization.max_update'"]),
-        ("generation.beem=3", ["generation.beem", "did you mean 'generation.beam'"]),
-        ("model=fconv_tinny", ["fconv_tinny", "did you mean 'fconv_tiny'", "--help model lists all"]),
-        ("model=xyz", ["choose one of: ", "fconv", "t5", "transformer_lm"]),
-        ("model.no_such=1", ["model.no_such"]),
-        ("generation.beam=2.5", ["generation.beam=2.5"]),
-        ("generation.temperature=nan", ["generation.temperature=nan", "finite"]),
-        ("optimization.lr=[1e-3,nan]", ["optimization.lr=nan", "finite"]),
-        ("optimization.lr=[1e-3", ["optimization.lr=[1e-3", "a list of numbers, such as"]),
-        ("optimization.lr=1e-3,2e-3", ["a list of numbers", "write optimization.lr=[1e-3,2e-3]"]),
-        ("optimization.clip_norm=1,2", ["a number; seqgen-train -m"]),
-        ("optimization.freeze=a,b", ["write optimization.freeze=[a,b]", 'optimization.freeze=["a,b"] for one']),
-        ("optimization.update_freq=abc", ["update_freq=abc", "a list of whole numbers"]),
-        ("dataset.max_tokens=abc", ["a whole number, or null"]),
-        ("dataset.pack=maybe", ["true or false"]),
-        ("batch_size=4", ["'dataset.batch_size' or 'generation.batch_size'"]),
-        ("arch=x", ["did you mean 'model'"]),
-        ("common.device=gpu", ["common.device=gpu", "cpu, cuda", "did you mean 'cuda'"]),
-        ("+common.seed=3", ["+common.seed"]),
-        ("hydra.run.dir=x", ["hydra"]),
-        ("generation=3", ["generation.KEY=VALUE"]),
-        ("nonsense", ["key=value"]),
-        (f"generation.beam={'[' * 1000}{']' * 1000}", ["generation.beam=[[[", "a whole number"]),
-        ("common.seed=1,2", ["common.seed=1,2"]),
-        ("optimization.lr=0,001", ["such as [0.1,0.2]; write optimization.lr=0.001"]),
-        ("optimization.clip_norm=0,5", ["a number; write optimization.clip_norm=0.5"]),
-        ("epochs=3", ["did you mean 'optimization.max_epoch'"]),
-        ("model=fconv_tiny,transformer_tiny", ["has several names; seqgen-train -m trains one run with each"]),
-        ("task.train=x", ["task=number_names", "add task=translation, task.source_lang, task.target_lang"]),
-        ("model_name_or_paths=x", ["unknown key 'model_name_or_paths'; --help lists the keys"]),
-    ],
-)
-def test_what_is_refused(override: str, words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(TrainConfig, [override])
-    for word in words:
-        assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
-    for of_a_library in ("ListConfig", "converted to", "viable", "Ambiguous", "mismatched", "of type", "Error"):
-        assert of_a_library not in str(caught.value)
-
-
 @given(st.lists(st.text("ab \\\"'\n,[]\t", min_size=1, max_size=6), max_size=3))
 def test_lists_of_text_are_read_as_they_are_written(items: list[str]) -> None:
     assert text_values([f"path={text_list(items)}"], "path") == items
