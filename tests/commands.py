@@ -27,7 +27,7 @@ class Outcome:
     err: str
 
 
-def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
+def command(name: str, *arguments: str, stdin: bytes | io.BytesIO = b"") -> Outcome:
     """Run ``seqgen-NAME``, or the module of an example; standard output is a real file with a descriptor."""
     main = (importlib.import_module(name) if "." in name else command_module(name)).main
     err = io.StringIO()
@@ -36,7 +36,7 @@ def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
         sys.stdout.flush()
         os.dup2(file.fileno(), 1)
         output = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        source = mock.Mock(buffer=io.BytesIO(stdin), isatty=lambda: False)
+        source = mock.Mock(buffer=io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin, isatty=lambda: False)
         try:
             with mock.patch("sys.stdout", output), mock.patch("sys.stdin", source), mock.patch("sys.argv", [name]):
                 main(list(arguments))

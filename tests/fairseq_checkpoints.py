@@ -17,6 +17,7 @@ from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.registry import MODELS
+from tests.huggingface_bart import tiny_model
 
 WORDS = 20
 FCONV = FConvConfig(
@@ -173,3 +174,74 @@ def write(
 def write_random(folder: Path, config: Any) -> Path:
     """Write a checkpoint of a random model with the options of ``config``."""
     return write(folder, random_model(config), in_args(options_of(config)))
+
+
+CODES = ["de", "en", "fr"]
+TASK: dict[str, Any] = {
+    **{"task": "translation_multi_simple_epoch", "arch": "transformer_wmt_en_de_big", "source_lang": None},
+    **{"target_lang": None, "lang_pairs": ["de-en", "en-fr"], "langs": None, "lang_dict": "/x/langs.txt"},
+    **{"lang_tok_style": "multilingual", "encoder_langtok": "src", "decoder_langtok": True, "langtoks_specs": ["main"]},
+    **{"langtoks": {"main": ("src", "tgt")}, "sampling_method": "temperature", "sampling_temperature": 5.0},
+    **{"virtual_epoch_size": None, "fixed_dictionary": None, "extra_data": None, "enable_lang_ids": False},
+}
+
+
+def multilingual(codes: list[str] = CODES, frame: str = "__{}__", last: list[str] | None = None) -> Dictionary:
+    """The vocabulary of an M2M-100: that of the file, the tokens of languages, and further ones."""
+    made = dictionary()
+    for token in [*(frame.format(code) for code in codes), *(["madeupword0", "madeupword1"] if last is None else last)]:
+        made.add_symbol(token, 0)
+    return made
+
+
+def as_fairseq(folder: Path, kind: str, saved: Dictionary | None = None, **changes: Any) -> tuple[Any, Path]:
+    """A model of transformers, and the same one as fairseq saves it: their names of weights are the same.
+
+    Args:
+        folder: where to write.
+        kind: ``bart``, ``mbart`` or ``m2m_100``.
+        saved: the words of the model.
+        changes: options of the checkpoint that say something else.
+    """
+    is_m2m = kind == "m2m_100"
+    words = saved or (multilingual() if is_m2m else dictionary())
+    original = tiny_model(kind, vocab_size=len(words), scale_embedding=kind != "bart", encoder_attention_heads=2)
+    weights = {
+        name.removeprefix("model."): tensor
+        for name, tensor in original.state_dict().items()
+        if "shared" not in name and name not in ("final_logits_bias", "lm_head.weight")
+    }
+    of_kind: dict[str, Any] = {
+        "activation_fn": "gelu",
+        "pooler_activation_fn": "tanh",
+        "relu_dropout": 0.0,
+        **LANGUAGES,
+    }
+    if is_m2m:
+        weights |= {f"{side}.embed_positions._float_tensor": torch.zeros(1) for side in ("encoder", "decoder")}
+        of_kind = TASK
+    else:
+        original.final_logits_bias.zero_()
+        of_kind |= {"arch": f"{kind}_base", "layernorm_embedding": True, "no_scale_embedding": kind == "bart"}
+    options = {
+        **COMMON,
+        "share_all_embeddings": True,
+        "max_source_positions": 26,
+        "max_target_positions": 26,
+        **of_kind,
+    }
+    for side in ("encoder", "decoder"):
+        own: dict[str, Any] = {
+            "embed_dim": 12,
+            "attention_heads": 2,
+            "normalize_before": kind != "bart",
+            "learned_pos": not is_m2m,
+        }
+        own |= {"layerdrop": 0.05} if is_m2m else {"embed_path": None}
+        own |= {"layers": getattr(original.config, f"{side}_layers")}
+        own |= {"ffn_embed_dim": getattr(original.config, f"{side}_ffn_dim")}
+        options |= {f"{side}_{key}": value for key, value in own.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({**in_args({**options, **changes}), "model": weights}, folder / "model.pt")
+    words.save(folder / ("model_dict.128k.txt" if is_m2m else "dict.txt"))
+    return original, folder / "model.pt"

@@ -24,7 +24,6 @@ class Hub:
         repositories: for each repository and revision its folder; the main branch is called ``main``.
         gated: repositories whose files need a token.
         downloaded: the names of the files that were downloaded.
-        requests: how many requests were answered.
         tokens: the values of the header ``Authorization`` of all requests.
         headers: headers of all files, in place of the right ones.
         slow: seconds before each byte of a file; 0 to send it as a whole.
@@ -34,7 +33,6 @@ class Hub:
         self.repositories: dict[tuple[str, str], Path] = {}
         self.gated: set[str] = set()
         self.downloaded: list[str] = []
-        self.requests = 0
         self.tokens: set[str | None] = set()
         self.headers: dict[str, str] = {}
         self.slow = 0.0
@@ -56,12 +54,12 @@ class Hub:
 
     def add(self, name: str, folder: Path, revision: str = MAIN) -> None:
         """Make a folder a revision of a repository, which also has the name of its commit."""
-        self.repositories[name, revision] = self.repositories[name, self.commit(name, revision)] = folder
+        self.repositories[name, revision] = folder
+        self.repositories[name, self.commit(name, revision)] = folder
 
-    @staticmethod
-    def commit(name: str, revision: str) -> str:
-        """The hash of a revision."""
-        return hashlib.sha1(f"{name}@{revision}".encode()).hexdigest()
+    def commit(self, name: str, revision: str) -> str:
+        """The hash of what a revision is now."""
+        return hashlib.sha1(f"{name}@{self.repositories[name, revision]}".encode()).hexdigest()
 
     def stop(self) -> None:
         """Stop to answer."""
@@ -70,7 +68,6 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
         """Answer one request: the list of the files of a repository, or a file."""
-        self.requests += 1
         self.tokens.add(request.headers.get("Authorization"))
         parts = unquote(request.path.split("?")[0]).strip("/").split("/")
         is_list = parts[:2] == ["api", "models"]

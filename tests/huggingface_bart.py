@@ -10,6 +10,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.huggingface_t5 import save
+
 VOCAB = 33
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -75,40 +77,13 @@ def write_tokenizer(folder: Path, size: int, pad: int, eos: int) -> None:
     pipeline = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
     pipeline.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pipeline.save(str(folder / "tokenizer.json"))
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "extra_ids": 0}
+    special = {"pad_token": tokens[pad], "eos_token": "</s>", "unk_token": "<unk>", "extra_ids": 0}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5TokenizerFast", **special}))
 
 
-def tiny_folder(
-    folder: Path,
-    variant: str,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    generation: dict[str, Any] | None = None,
-    max_shard_size: str = "5GB",
-    safe_serialization: bool = True,
-    model: Any = None,
-    **changes: Any,
-) -> Path:
-    """Save the original as transformers does, and a tokenizer.
-
-    Args:
-        folder: where to write.
-        variant: one of ``VARIANTS``.
-        seed: seed of the weights.
-        dtype: dtype of the weights.
-        generation: values of ``generation_config.json``.
-        max_shard_size: see ``PreTrainedModel.save_pretrained``.
-        safe_serialization: likewise.
-        model: the original, if it is not ``tiny_model(variant, seed, dtype, **changes)``.
-        changes: further values of its configuration.
-
-    Returns:
-        The folder.
-    """
-    model = model or tiny_model(variant, seed, dtype, **changes)
-    for name, value in (generation or {}).items():
-        setattr(model.generation_config, name, value)
-    model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+def tiny_folder(folder: Path, variant: str, model: Any = None, **changes: Any) -> Path:
+    """Save ``model``, or else the original with some values changed, as transformers does, and a tokenizer."""
+    model = model or tiny_model(variant, **changes)
+    save(model, folder)
     write_tokenizer(folder, model.config.vocab_size, model.config.pad_token_id, model.config.eos_token_id)
     return folder

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.component import Phrases
-from seqgen.core.decoder import Decoder
-from seqgen.core.encoder import Encoder
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Hypothesis
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.options import build_setup
 from tests.huggingface_t5 import tiny_model
@@ -45,52 +43,6 @@ def sharp_model(variant: str, seed: int, dtype: torch.dtype = torch.float32, **c
             if name == "decoder.final_layer_norm.weight":
                 parameter.mul_(-2.0 if tied else 0.3)
     return model
-
-
-class WrappedEncoder(Encoder):
-    def __init__(self, original: Any):
-        super().__init__()
-        self.original = original
-
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
-        padding = torch.arange(src_tokens.size(1)) >= src_lengths.unsqueeze(1)
-        features = self.original.get_encoder()(input_ids=src_tokens, attention_mask=(~padding).long())
-        return EncoderOut(features.last_hidden_state, padding)
-
-    def max_positions(self) -> int:
-        return 1000
-
-
-class WrappedDecoder(Decoder):
-    def __init__(self, original: Any):
-        super().__init__()
-        self.original = original
-
-    def forward(
-        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *, need_attention: bool = False
-    ) -> DecoderOut:
-        assert encoder_out.encoder_padding_mask is not None
-        out = self.original(
-            encoder_outputs=(encoder_out.encoder_out,),
-            attention_mask=(~encoder_out.encoder_padding_mask).long(),
-            decoder_input_ids=prev_output_tokens,
-            use_cache=False,
-        )
-        return DecoderOut(out.logits)
-
-    def max_positions(self) -> int:
-        return 1000
-
-
-class WrappedModel(EncoderDecoderModel):
-    """A model of transformers, decoded by seqgen without a cache, so that only the search can cause a difference."""
-
-    def __init__(self, original: Any):
-        super().__init__(WrappedEncoder(original), WrappedDecoder(original))
-        self.eval()
-
-    def start_token(self, task_eos: int) -> int:
-        return PAD
 
 
 def dictionary(size: int = WORDS) -> Dictionary:

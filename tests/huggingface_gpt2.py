@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.commands import sentences
+from tests.huggingface_t5 import save
 
 VOCAB = 300
 END_OF_TEXT = "<|endoftext|>"
@@ -53,35 +54,8 @@ def tiny_tokenizer() -> Any:
     return transformers.GPT2TokenizerFast(tokenizer_object=pipeline)  # it adds <|endoftext|>
 
 
-def tiny_folder(
-    folder: Path,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    generation: dict[str, Any] | None = None,
-    tokenizer: bool = True,
-    max_shard_size: str = "5GB",
-    safe_serialization: bool = True,
-    **changes: Any,
-) -> Path:
-    """Save the original and its tokenizer as transformers does.
-
-    Args:
-        folder: where to write.
-        seed: seed of the weights.
-        dtype: dtype of the weights.
-        generation: values of ``generation_config.json``.
-        tokenizer: whether to write one.
-        max_shard_size: see ``PreTrainedModel.save_pretrained``.
-        safe_serialization: likewise.
-        changes: further values of its configuration.
-
-    Returns:
-        The folder.
-    """
-    model = tiny_model(seed, dtype, **changes)
-    for name, value in (generation or {}).items():
-        setattr(model.generation_config, name, value)
-    model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
-    if tokenizer:
-        tiny_tokenizer().save_pretrained(folder)
+def tiny_folder(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Save the original with some values changed and its tokenizer as transformers does."""
+    save(tiny_model(**changes), folder, generation)
+    tiny_tokenizer().save_pretrained(folder)
     return folder

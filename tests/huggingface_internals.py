@@ -14,23 +14,20 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis, Source
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.options import build_setup
-from tests import huggingface_bart, huggingface_t5
 from tests.huggingface_bart import KINDS
+from tests.huggingface_families import reread, tiny_model, write_folder
+from tests.huggingface_t5 import VARIANTS
 
 FAST = ("byt5", "bart", "mbart")
 """The kinds that the fast tests try: an encoder that is deeper than the decoder, norms after and before sublayers."""
 
 every_kind = pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[] if kind in FAST else [pytest.mark.slow])
-        for kind in (*huggingface_t5.VARIANTS, *KINDS)
-    ],
+    [pytest.param(kind, marks=[] if kind in FAST else [pytest.mark.slow]) for kind in (*VARIANTS, *KINDS)],
 )
 
 
@@ -122,14 +119,9 @@ class Pair:
 
 def pair_of(kind: str) -> Pair:
     """A pair of one of the kinds of T5 or of BART."""
-    if kind in huggingface_t5.VARIANTS:
-        original = huggingface_t5.tiny_model(kind)
-        model: EncoderDecoderModel = huggingface_t5.seqgen_model(original)
-    else:
-        original = huggingface_bart.tiny_model(kind, attn_implementation="eager")
-        with tempfile.TemporaryDirectory() as folder:
-            huggingface_bart.tiny_folder(Path(folder), kind, model=original)
-            model = load_model(folder).model.eval()
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_folder(Path(folder), tiny_model(kind))
+        original, model = reread(path), load_model(path).model
     pad, eos, start = (getattr(original.config, f"{name}_token_id") for name in ("pad", "eos", "decoder_start"))
     sources = torch.tensor([[8, 9, 20, 25, 6, eos], [7, eos, *[pad] * 4], [9, 6, 30, eos, pad, pad]])
     prefixes = torch.tensor([[start or 0, *words] for words in ([8, 6, 11], [28, 31, 20], [eos, 7, 7])])

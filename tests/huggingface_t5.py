@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from torch import Tensor
 
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5 import T5Model
-from tests.commands import command, sentences
+from tests.commands import sentences
 
 VOCAB, SENTINELS = 40, 4
 _SHAPE: dict[str, Any] = {
@@ -41,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "t5_v1_1": {"model_type": "t5", **_SECOND},
     "mt5": {"model_type": "mt5"},
     "byt5": {"model_type": "t5", **_SECOND, "num_layers": 3, "num_decoder_layers": 1},
-    "umt5": {"model_type": "umt5", "tie_word_embeddings": False},
+    "umt5": {"model_type": "umt5", "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
     "umt5_tied": {"model_type": "umt5"},
 }
 """What a variant's ``config.json`` says, besides its shape."""
@@ -90,37 +89,37 @@ def without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(getattr(modeling, f"{kind}LayerNorm"), "forward", normalize)
 
 
-def tiny_folder(
-    folder: Path,
-    variant: str,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    generation: dict[str, Any] | None = None,
-    tokenizer: bool = True,
-    max_shard_size: str = "5GB",
-    safe_serialization: bool = True,
-    **changes: Any,
-) -> Path:
-    """Save the original and a tokenizer of ``VOCAB - 2`` ids as transformers does.
+def save(original: Any, folder: Path, generation: dict[str, Any] | None = None, **saving: Any) -> Path:
+    """Save a model as transformers does.
 
     Args:
+        original: the model.
         folder: where to write.
-        variant: one of ``VARIANTS``.
-        seed: seed of the weights.
-        dtype: dtype of the weights.
         generation: values of ``generation_config.json``.
-        tokenizer: whether to write one.
-        max_shard_size: see ``PreTrainedModel.save_pretrained``.
-        safe_serialization: likewise.
-        changes: further values of its configuration.
+        saving: arguments of ``PreTrainedModel.save_pretrained``.
 
     Returns:
         The folder.
     """
-    model = tiny_model(variant, seed, dtype, **changes)
     for name, value in (generation or {}).items():
-        setattr(model.generation_config, name, value)
-    model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+        setattr(original.generation_config, name, value)
+    original.save_pretrained(folder, **saving)
+    return folder
+
+
+def tiny_folder(
+    folder: Path,
+    variant: str,
+    seed: int = 0,
+    generation: dict[str, Any] | None = None,
+    tokenizer: bool = True,
+    **changes: Any,
+) -> Path:
+    """Save the original and, unless ``tokenizer`` is false, a tokenizer of ``VOCAB - 2`` ids as transformers does.
+
+    The other arguments are those of ``tiny_model`` and ``save``.
+    """
+    save(tiny_model(variant, seed, **changes), folder, generation)
     if tokenizer:
         tiny_tokenizer().save_pretrained(folder)
     return folder
@@ -171,34 +170,3 @@ def change_config(folder: Path, name: str = "config.json", **values: Any) -> Non
     path = folder / name
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
-
-
-def refusal(folder: Path) -> str:
-    """What ``seqgen-generate`` says of a folder: one sentence, and exit code 2."""
-    outcome = command("generate", f"path={folder}", "input=-", stdin=b"the dog\n")
-    assert outcome.code == 2, outcome.err
-    assert outcome.out == ""
-    lines = outcome.err.strip().splitlines()
-    assert len(lines) == 1, outcome.err
-    return lines[0]
-
-
-def logits(model: Any) -> Tensor:
-    """What a model here says of fixed tokens."""
-    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
-    with torch.no_grad():
-        out: Tensor = model(sources, torch.tensor([4, 2]), torch.tensor([[0, 8, 3], [0, 1, 39]])).logits
-    return out
-
-
-def original_logits(model: Any) -> Tensor:
-    """What the original says of them."""
-    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
-    prefixes = torch.tensor([[0, 8, 3], [0, 1, 39]])
-    with torch.no_grad():
-        out: Tensor = model(input_ids=sources, attention_mask=sources.ne(0), decoder_input_ids=prefixes).logits
-    return out
-
-
-def assert_near(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got.float(), wanted.float(), rtol=0, atol=1e-4)

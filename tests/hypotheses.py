@@ -14,13 +14,14 @@ Pairs = list[tuple[tuple[int, ...], float]]
 
 
 def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
-    """The n-best lists of all sentences have the same tokens, scores, attention and most probable tokens."""
+    """The n-best lists of all sentences have the same tokens, scores, attention, ends and most probable tokens."""
     assert len(one) == len(two)
     close = {"atol": tolerance, "rtol": 0, "check_dtype": False}
     for first, second in zip(one, two, strict=True):
         assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
         for h, k in zip(first, second, strict=True):
             assert h.score == pytest.approx(k.score, abs=tolerance)
+            assert h.forced_end == k.forced_end
             torch.testing.assert_close(h.positional_scores, k.positional_scores, **close)
             for one_, two_ in ((h.attention, k.attention), (h.top_scores, k.top_scores)):
                 assert (one_ is None) == (two_ is None)

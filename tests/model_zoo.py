@@ -60,6 +60,8 @@ class Specimen:
 _WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
 _NARROW_DECODER = {f"decoder_{key}": value for key, value in _WIDTHS.items()}
 _NARROW = {f"encoder_{key}": value for key, value in _WIDTHS.items()} | _NARROW_DECODER
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 _CONVOLUTIONAL = {"encoder_embed_dim": 12, "decoder_embed_dim": 12, "decoder_out_embed_dim": 12}
 _NARROW_T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 3}
 _NARROW_T5GEMMA = {
@@ -123,10 +125,8 @@ ZOO: dict[str, Specimen] = {
         registered(
             "transformer",
             **_NARROW,
-            encoder_normalize_before=True,
-            decoder_normalize_before=True,
-            encoder_learned_pos=True,
-            decoder_learned_pos=True,
+            **PRE_NORM,
+            **LEARNED,
             activation_fn="gelu",
             encoder_layerdrop=0.2,
             decoder_layerdrop=0.2,
@@ -159,10 +159,8 @@ ZOO: dict[str, Specimen] = {
             "transformer",
             joint=True,
             **_NARROW,
-            encoder_normalize_before=True,
-            decoder_normalize_before=True,
-            encoder_learned_pos=True,
-            decoder_learned_pos=True,
+            **PRE_NORM,
+            **LEARNED,
             position_offset=5,
             layernorm_embedding=True,
             share_encoder_decoder_embed=True,

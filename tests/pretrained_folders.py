@@ -31,7 +31,7 @@ def sentencepiece_model(
 
     Args:
         kind: ``unigram`` or ``bpe``.
-        pegasus: whether its first pieces are those of Pegasus or those of fairseq.
+        pegasus: whether its first pieces are those of Pegasus and T5, or those of fairseq.
         french: whether it is trained on the text of a second language.
         normalization: the rule by which characters are normalized.
     """
@@ -81,7 +81,9 @@ def files_of(name: str, **options: Any) -> dict[str, str | bytes]:
     if name in ("BartTokenizer", "RobertaTokenizer"):
         vocabulary, merges = byte_level()
         return {"vocab.json": vocabulary, "merges.txt": merges}
-    if name == "PegasusTokenizer":
+    if name == "ByT5Tokenizer":
+        return {}
+    if name in ("PegasusTokenizer", "T5Tokenizer", "MT5Tokenizer"):
         return {"spiece.model": sentencepiece_model(pegasus=True, **options)}
     model = sentencepiece_model(**options)
     if name == "M2M100Tokenizer":

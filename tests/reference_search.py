@@ -63,10 +63,7 @@ def next_scores(rule: Rule, source: tuple[int, ...], history: tuple[int, ...], c
 
 
 def beam_search(
-    rule: Rule,
-    source: tuple[int, ...],
-    cfg: Settings,
-    choose: Callable[[list[Beam]], list[Beam | None]] | None = None,
+    rule: Rule, source: tuple[int, ...], cfg: Settings, choose: Callable[[list[Beam]], list[Beam | None]] | None = None
 ) -> list[tuple[tuple[int, ...], float]]:
     """The hypotheses with end-of-sentence, and their scores, best first.
 

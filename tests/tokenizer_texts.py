@@ -2,24 +2,8 @@
 
 import random
 
-WORDS = [
-    "a",
-    "dog",
-    "runs",
-    ",",
-    "and",
-    "two",
-    "people",
-    "watch",
-    ".",
-    "it",
-    "'s",
-    "Hund",
-    "läuft",
-    "!",
-    "<_>",
-    "ab cd",
-]
+WORDS = ["a", "dog", "runs", ",", "and", "two", "people", "watch", ".", "it", "'s", "Hund", "läuft", "!", "<_>"]
+WORDS += ["ab cd"]
 TEXT = [" ".join(random.Random(i).choices(WORDS, k=8)) for i in range(300)]
 SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
 HARD = [

@@ -8,8 +8,10 @@ import json
 import shutil
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,9 +22,13 @@ import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.checkpoints.run_checkpoints import read_training_state, read_weights
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
+from seqgen.core.structures import Batch
 from seqgen.registry import TASKS
 from seqgen.task import Task
-from seqgen.training.train import train
+from seqgen.training.distributed import ProcessGroup
+from seqgen.training.train import StopSignals, train
+from seqgen.training.trainer import Trainer
+from seqgen.training.training_loop import TrainingRun
 
 TINY = [
     "task.train_size=120",
@@ -76,6 +82,21 @@ class Lab:
             shutil.copytree(folder / "tokenizer", self.shared / "tokenizer")
         return task
 
+    def trainer(self, *overrides: str, group: ProcessGroup | None = None) -> Trainer:
+        """A trainer of new weights; a rank of several processes has no others with it."""
+        cfg, folder = self.config(*overrides), self.root / "trainer"
+        folder.mkdir(exist_ok=True)
+        task = self.task(cfg, folder)
+        torch.manual_seed(5)
+        with mock.patch("seqgen.training.distributed.parallelize", lambda module, *_: module):
+            return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group or ProcessGroup())
+
+    def run(self, name: str, *overrides: str) -> TrainingRun:
+        """A run before its first update."""
+        cfg, folder = self.config(*overrides), self.root / name
+        folder.mkdir(exist_ok=True)
+        return TrainingRun(cfg, self.task(cfg, folder), folder, torch.device("cpu"), ProcessGroup(), StopSignals())
+
     def train(self, name: str, *overrides: str) -> Path:
         """Train a run, or resume it; return its folder."""
         folder = self.root / name
@@ -83,6 +104,12 @@ class Lab:
         cfg = self.config(*overrides)
         self.exit_code = train(cfg, self.task(cfg, folder), folder)
         return folder
+
+
+def batch_of(trainer: Trainer, rows: Iterable[int] = range(4)) -> Batch:
+    """Examples of the training data."""
+    data = trainer.task.dataset("train")
+    return trainer.task.collate([data.example(row, epoch=1, seed=1) for row in rows], trainer.model)
 
 
 def free_port() -> int:

@@ -2,11 +2,7 @@
 
 ::
 
-    python tests/transformers5.py write FOLDER            folders with models and tokenizers, and logits.json and
-                                                          texts.json with what it makes of them
-    python tests/transformers5.py record tests/recorded/transformers5      the few that the fast tests read
-    python tests/transformers5.py logits FOLDER ...       prints its logits for each folder as JSON
-    python tests/transformers5.py texts FOLDER ...        prints the ids of fixed texts, and texts of these, as JSON
+    python tests/transformers5.py tests/recorded            writes transformers5 (T5 and tokenizers), transformers5_bart
 """
 
 from __future__ import annotations
@@ -38,16 +34,13 @@ GATED = {"feed_forward_proj": "gated-gelu"}
 MODELS: dict[str, dict[str, Any]] = {
     "t5": {"model_type": "t5"},
     "t5_v1_1": {"model_type": "t5", "tie_word_embeddings": False, **GATED},
-    "byt5": {"model_type": "t5", "tie_word_embeddings": False, "num_layers": 2, "num_decoder_layers": 1, **GATED},
     "mt5": {"model_type": "mt5", "tie_word_embeddings": False, **GATED},
-    "mt5_tied": {"model_type": "mt5", "tie_word_embeddings": True, **GATED},
     "umt5": {"model_type": "umt5", "tie_word_embeddings": False, **GATED},
-    "umt5_tied": {"model_type": "umt5", "tie_word_embeddings": True, **GATED},
 }
 """What the ``config.json`` says from which transformers 5 makes each model, besides its shape."""
 
-HEADS = ("none", "equal", "own")
-"""The output projection in the weights that are read: missing, a copy of the embedding, or of its own."""
+HEADS = ("none", "own")
+"""The output projection in the weights that are read: missing, or of its own."""
 
 
 def logits(model: Any) -> list[Any]:
@@ -65,7 +58,7 @@ def read(folder: Path) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def write(folder: Path, values: dict[str, Any], head: str, seed: int, **saving: Any) -> list[Any]:
+def write(folder: Path, values: dict[str, Any], head: str, seed: int) -> list[Any]:
     """Let transformers 5 read a published layout, save it, and compute with what it saved.
 
     Args:
@@ -73,7 +66,6 @@ def write(folder: Path, values: dict[str, Any], head: str, seed: int, **saving: 
         values: see ``MODELS``.
         head: one of ``HEADS``.
         seed: seed of the weights.
-        saving: arguments of ``save_pretrained``.
     """
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**{**SHAPE, **values})
@@ -81,15 +73,13 @@ def write(folder: Path, values: dict[str, Any], head: str, seed: int, **saving: 
     weights = {name: torch.randn_like(tensor) * 0.5 for name, tensor in model.state_dict().items()}
     shared = weights["shared.weight"]
     weights |= {"encoder.embed_tokens.weight": shared, "decoder.embed_tokens.weight": shared}
-    if head != "own":
-        weights["lm_head.weight"] = shared.clone()
     if head == "none":
         del weights["lm_head.weight"]
     published = folder.with_name(f"{folder.name}-published")
     published.mkdir(parents=True)
     torch.save(weights, published / "pytorch_model.bin")
     (published / "config.json").write_text(json.dumps({**SHAPE, **values}))
-    read(published).save_pretrained(folder, **saving)
+    read(published).save_pretrained(folder)
     return logits(read(folder))
 
 
@@ -99,57 +89,21 @@ RULES = "FF21\t41\nA0\t20\n65 301\tE9\n85\t\n"
 """A normalization of its own, since the usual one has 300 KB: full width A, no-break space, an accent, nothing."""
 
 SENTINELS = [f"<extra_id_{i}>" for i in range(4)]
+_CLEAN = "clean_up_tokenization_spaces"
 _T5 = {"tokenizer_class": "T5Tokenizer", "extra_ids": 4}
-_FLAGS = {"lstrip": True, "rstrip": True, "normalized": False, "single_word": False, "special": True}
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "tokenizer-t5": {**_T5, "additional_special_tokens": SENTINELS},
-    "tokenizer-bare": _T5,
-    "tokenizer-fast": {**_T5, "tokenizer_class": "T5TokenizerFast", "additional_special_tokens": SENTINELS},
-    "tokenizer-legacy": {**_T5, "legacy": True},
     "tokenizer-not_legacy": {**_T5, "legacy": False},
-    "tokenizer-mt5": {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "additional_special_tokens": None},
-    "tokenizer-new": {**_T5, "additional_special_tokens": [*SENTINELS, "<new>"]},
-    "tokenizer-clean_up": {**_T5, "clean_up_tokenization_spaces": True},
     "tokenizer-prefix": {**_T5, "add_prefix_space": True},
-    "tokenizer-no_prefix": {**_T5, "add_prefix_space": False},
-    "tokenizer-split": {**_T5, "split_special_tokens": True},
-    "tokenizer-flags": {
-        **_T5,
-        "additional_special_tokens": SENTINELS,
-        "added_tokens_decoder": {str(36 - i): {"content": token, **_FLAGS} for i, token in enumerate(SENTINELS)},
-    },
-    "tokenizer-bytes": {"tokenizer_class": "ByT5Tokenizer"},
-    "tokenizer-bytes_few": {
-        "tokenizer_class": "ByT5Tokenizer",
-        "extra_ids": 4,
-        "additional_special_tokens": SENTINELS,
-    },
-    "tokenizer-bytes_none": {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0},
-    "tokenizer-bart": {
-        "tokenizer_class": "BartTokenizer",
-        "add_prefix_space": True,
-        "clean_up_tokenization_spaces": True,
-    },
-    "tokenizer-umt5": _T5,
+    "tokenizer-bytes_few": {**_T5, "tokenizer_class": "ByT5Tokenizer", "additional_special_tokens": SENTINELS},
+    "tokenizer-bart": {"tokenizer_class": "BartTokenizer", **dict.fromkeys(("add_prefix_space", _CLEAN), True)},
 }
 """What the ``tokenizer_config.json`` says that transformers 5 reads and then saves."""
 
 TEXTS = [
-    "",
-    "A dog sees a boat.",
-    "A dog <extra_id_0>.",
-    "<extra_id_1> dog <extra_id_0>",
-    "A<extra_id_0>dog",
-    "a  <extra_id_2>  dog",
-    "dog </s>",
-    "</s> dog <pad> a",
-    "<unk> red",
-    "a <new> b",
-    "a , dog . it 's , fun !",
-    "  two  spaces \n\tand\u00a0more  ",
-    "dog \x85",
-    "A <mask> dog",
-    "cafe\u0301 \uff21 \U0001f600 \u4e2d <",
+    *("", "A dog sees a boat.", "A dog <extra_id_0>.", "<extra_id_1> dog <extra_id_0>", "A<extra_id_0>dog"),
+    *("a  <extra_id_2>  dog", "dog </s>", "</s> dog <pad> a", "<unk> red", "a <new> b", "a , dog . it 's , fun !"),
+    *("  two  spaces \n\tand\u00a0more  ", "dog \x85", "A <mask> dog", "cafe\u0301 \uff21 \U0001f600 \u4e2d <"),
 ]
 IDS = [[5, 0, 9, 1], [39, 8, 2, 12, 38, 7], [3, 3, 4], [10, 1, 1, 6]]
 
@@ -203,49 +157,70 @@ def write_tokenizer(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         (published / "spiece.model").write_bytes(sentencepiece_model())
     (published / "tokenizer_config.json").write_text(json.dumps(settings))
     transformers.AutoTokenizer.from_pretrained(published).save_pretrained(folder)
-    if folder.name == "tokenizer-umt5":  # AutoTokenizer reads umT5's as a tokenizer without a class of its own
-        transformers.TokenizersBackend.from_pretrained(folder).save_pretrained(folder)
     return texts(transformers.AutoTokenizer.from_pretrained(folder))
 
 
-def write_all(folder: Path) -> None:
-    """Write every model with every kind of head, and every tokenizer."""
-    computed = {}
-    for seed, (name, values) in enumerate(MODELS.items()):
-        for head in HEADS:
-            computed[f"{name}-{head}"] = write(folder / f"{name}-{head}", values, head, seed)
-    computed["t5_v1_1-shards"] = write(folder / "t5_v1_1-shards", MODELS["t5_v1_1"], "own", 9, max_shard_size="3KB")
-    (folder / "logits.json").write_text(json.dumps(computed))
-    read_texts = {name: write_tokenizer(folder / name, settings) for name, settings in TOKENIZERS.items()}
-    (folder / "texts.json").write_text(json.dumps(read_texts))
-
-
-def record(folder: Path) -> None:
-    """Write a few of them."""
-    few = [(name, head) for name in ("t5", "t5_v1_1", "mt5", "umt5") for head in ("none", "own")]
+def record_t5(folder: Path) -> None:
+    """Write every T5 with every kind of head, and every tokenizer."""
     computed = {
-        f"{name}-{head}": write(folder / f"{name}-{head}", MODELS[name], head, seed)
-        for seed, (name, head) in enumerate(few)
+        f"{name}-{head}": write(folder / f"{name}-{head}", values, head, 2 * seed + (head == "own"))
+        for seed, (name, values) in enumerate(MODELS.items())
+        for head in HEADS
     }
     (folder / "logits.json").write_text(json.dumps(computed) + "\n")
-    kept = [f"tokenizer-{name}" for name in ("t5", "not_legacy", "prefix", "bytes_few", "bart")]
-    read_texts = {name: write_tokenizer(folder / name, TOKENIZERS[name]) for name in kept}
+    read_texts = {name: write_tokenizer(folder / name, settings) for name, settings in TOKENIZERS.items()}
     (folder / "texts.json").write_text(json.dumps(read_texts) + "\n")
     for published in folder.glob("*-published"):
         shutil.rmtree(published)
 
 
+BART_SHAPE: dict[str, Any] = {
+    **{"vocab_size": 32, "d_model": 4, "max_position_embeddings": 8},
+    **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
+}
+_MARIAN = {"pad_token_id": 31, "decoder_start_token_id": 31}
+BARTS: dict[str, dict[str, Any]] = {
+    "bart": {},
+    "mbart-untied": {"tie_word_embeddings": False, "decoder_start_token_id": 7},
+    "pegasus-untied": {"tie_word_embeddings": False, "scale_embedding": True},
+    "marian": _MARIAN,
+    "marian-untied": {**_MARIAN, "tie_word_embeddings": False},
+    "marian-separate": {**_MARIAN, "share_encoder_decoder_embeddings": False},
+    "m2m_100": {},
+}
+"""What the ``config.json`` says from which each model is made, besides its shape."""
+
+
+def record_bart(folder: Path) -> None:
+    """Write every model of BART's family."""
+    computed = {}
+    for name, values in BARTS.items():
+        config = transformers.AutoConfig.for_model(name.partition("-")[0], **BART_SHAPE, **values)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "embed_positions" not in key or "bart" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.4)
+            if hasattr(model, "final_logits_bias"):
+                model.final_logits_bias.normal_()
+        model.save_pretrained(folder / name)
+        pad, eos, start = config.pad_token_id, config.eos_token_id, config.decoder_start_token_id
+        sources, prefixes = (
+            torch.tensor([[5, 9, 20, eos], [7, eos, pad, pad]]),
+            torch.tensor([[start, 8], [start, eos]]),
+        )
+        with torch.no_grad():
+            out = model(input_ids=sources, attention_mask=sources.ne(pad).long(), decoder_input_ids=prefixes)
+        rounded = [[[round(value, 5) for value in row] for row in rows] for rows in out.logits.tolist()]
+        computed[name] = {"sources": sources.tolist(), "prefixes": prefixes.tolist(), "logits": rounded}
+    (folder / "logits.json").write_text(json.dumps(computed))
+
+
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    folders = [Path(argument) for argument in sys.argv[2:]]
-    if sys.argv[1] == "write":
-        write_all(folders[0])
-    elif sys.argv[1] == "record":
-        record(folders[0])
-    elif sys.argv[1] == "logits":
-        print(json.dumps({str(folder): logits(read(folder)) for folder in folders}))
-    else:
-        print(
-            json.dumps({str(folder): texts(transformers.AutoTokenizer.from_pretrained(folder)) for folder in folders})
-        )
+    record_t5(Path(sys.argv[1]) / "transformers5")
+    record_bart(Path(sys.argv[1]) / "transformers5_bart")

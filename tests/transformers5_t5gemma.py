@@ -1,4 +1,4 @@
-"""Runs under transformers 5, in an environment without seqgen: writes T5Gemma folders, with what it computes.
+"""Runs under transformers 5, in an environment without seqgen: writes T5Gemma folders.
 
 ::
 
@@ -90,25 +90,6 @@ def logits(model: Any) -> list[Any]:
     return [[[round(value, 6) for value in row] for row in rows] for rows in out.logits.tolist()]
 
 
-def decoded(model: Any, source: list[int], beams: int) -> list[Any]:
-    """The hypotheses of one source, best first, up to the token that ends them, with their scores."""
-    out = model.generate(
-        torch.tensor([source]),
-        attention_mask=torch.ones(1, len(source), dtype=torch.int64),
-        do_sample=False,
-        num_beams=beams,
-        num_return_sequences=beams,
-        max_new_tokens=12,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    rows = [row[: row.index(1) + 1] if 1 in row else row for row in out.sequences[:, 1:].tolist()]
-    if beams > 1:
-        return list(zip(rows, (round(score, 6) for score in out.sequences_scores.tolist()), strict=True))
-    steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-    return [[rows[0], round(float(steps[0, : len(rows[0])].sum()) / len(rows[0]), 6)]]
-
-
 def write_tokenizer(folder: Path) -> None:
     """A byte-pair encoding with Gemma's steps, special tokens, bytes and a few merges, as transformers 5 saves it."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>", "\n\n", "▁▁"]
@@ -154,14 +135,9 @@ def texts(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Write every model and the tokenizer, with what transformers 5 makes of them."""
-    computed = {}
+    """Write every model, and the tokenizer with what transformers 5 makes of texts."""
     for name in MODELS:
         model_of(name).save_pretrained(folder / name)
-        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / name, dtype=torch.float32).eval()
-        nbest = {str(beams): [decoded(model, source, beams) for source in SOURCES] for beams in (1, 3)}
-        computed[name] = {"logits": logits(model), "nbest": nbest}
-    (folder / "computed.json").write_text(json.dumps(computed) + "\n")
     write_tokenizer(folder / "tokenizer")
     read = {name: texts(folder / name) for name in ("tokenizer", "tokenizer-published")}
     (folder / "texts.json").write_text(json.dumps(read) + "\n")

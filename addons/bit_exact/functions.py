@@ -327,7 +327,7 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 def _unbatched(a: Tensor, b: Tensor) -> Tensor:
     """Products with a vector."""
     if a.dim() == 1:
-        return matmul(a.unsqueeze(0), b.unsqueeze(-1) if b.dim() == 1 else b).squeeze(-2)
+        return matmul(a.unsqueeze(0), b).squeeze(-2) if b.dim() > 1 else _unbatched(a.unsqueeze(0), b).squeeze(0)
     return matmul(a, b.unsqueeze(-1)).squeeze(-1)
 
 

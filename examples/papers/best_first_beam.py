@@ -107,13 +107,18 @@ class BestFirstSession:
         assert isinstance(self.session.search, BeamSearch)
         self.session.search.candidates_per_beam *= setup.beam_size
         self.frontiers = [Frontier(setup.beam_size) for _ in self.session.live]
+        self.last_steps: list[int] = self.session.sentences.own_limits.tolist()
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode all sentences."""
         self.expand(self.session, [each.heap[0] for each in self.frontiers])
         while prefixes := [prefix for each in self.frontiers for prefix in each.best(self.search.at_once)]:
             self.expand(*self.resumed(prefixes))
-        return [[_hypothesis(output) for output in each.outputs] for each in self.frontiers]
+        reason = self.session.setup.with_end_reason
+        return [
+            [reason(_hypothesis(output), last_step, timed_out=False) for output in each.outputs]
+            for each, last_step in zip(self.frontiers, self.last_steps, strict=True)
+        ]
 
     def resumed(self, prefixes: list[Any]) -> tuple[Session, list[Any]]:
         """A session that has read some prefixes, and these in the order of its rows."""

@@ -113,7 +113,7 @@ class StepRecord:
         """The outcome of each candidate: ``(live, K)`` int64, values of ``Outcome``."""
         c = self.candidates
         possible = c.scores > -torch.inf
-        continues = c.matches(self.active).any(2) & ~self.ended
+        continues = c.matches(self.active).any(2) & ~self.ended & possible
         newly = torch.where(_new_in(self.after, self.before), 0.0, -torch.inf)
         finished = c.matches(Candidates(newly, self.after.tokens, self.after.beams)).any(2) & self.ended & possible
         outcome = torch.full_like(c.tokens, Outcome.BELOW_BEAM)

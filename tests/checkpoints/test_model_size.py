@@ -12,18 +12,6 @@ from tests.model_zoo import ZOO
 CPU = torch.device("cpu")
 
 
-class Tied(nn.Module):
-    """Two names for one weight, a frozen weight, and a saved buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(3, 3)
-        self.second = nn.Linear(3, 3)
-        self.second.weight = self.first.weight
-        self.first.bias.requires_grad_(False)
-        self.register_buffer("mean", torch.zeros(3))
-
-
 class Unsaved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -36,21 +24,6 @@ class PlainTensor(nn.Module):
         self.scales = [torch.ones(3)]
 
 
-def test_ties_and_frozen_weights_are_kept() -> None:
-    with torch.device("meta"):
-        model = Tied()
-    assert can_materialize(model)
-    materialize(model.to(torch.float64), CPU)
-    assert model.second.weight is model.first.weight
-    assert model.first.weight.requires_grad
-    assert not model.first.bias.requires_grad
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float64}
-    model.load_state_dict(Tied().state_dict())
-
-
-COMPILER = ["torch._dynamo", "sympy"]
-
-
 @pytest.mark.parametrize("module", [Unsaved, PlainTensor])
 def test_values_that_would_be_lost_are_noticed(module: type[nn.Module]) -> None:
     with torch.device("meta"):
@@ -60,7 +33,6 @@ def test_values_that_would_be_lost_are_noticed(module: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if "lstm" not in name])
-@pytest.mark.nightly
 def test_a_model_is_complete_with_its_saved_weights(name: str) -> None:
     built = ZOO[name].build()
     with torch.device("meta"):

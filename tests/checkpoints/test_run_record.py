@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 import seqgen
-from seqgen.checkpoints.loading import load_models
+from seqgen.checkpoints.loading import base_digest, load_models
 from seqgen.checkpoints.run_config import RUN_CHECKSUMS, save_generation
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import UserError
-from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
+from tests.commands import SMALL_TRANSFORMER, command, corpus, refused, sentences, training_arguments
+from tests.huggingface_t5 import change_config, tiny_folder
 
 LINES = [source for source, _ in sentences(400, 4)]
 UPDATES = "optimization.max_update=6"
@@ -42,14 +43,6 @@ def train(data: Path, run: Path, *arguments: str) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    assert "Traceback" not in outcome.err
-    message = outcome.err.strip().splitlines()[-1]
-    for word in words:
-        assert word in message, message
 
 
 def outputs(run: Path) -> tuple[list[Any], list[str]]:
@@ -101,28 +94,6 @@ def test_a_tokenizer_that_is_missing_is_not_made_again(run: Path, data: Path, ol
         refused(command(*arguments), f"{run}/tokenizer", "is missing", "copy")
         after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
         assert after == before, name
-
-
-def test_a_moved_checkpoint_needs_the_tokenizer_of_its_run(run: Path, data: Path) -> None:
-    (run / "checkpoints" / "last").rename(run / "weights")
-    for name in ("checkpoints", "tokenizer"):
-        shutil.rmtree(run / name)
-    (run / RUN_CHECKSUMS).unlink()
-    refused(command("generate", f"path={run}/weights", "input=-"), f"{run}/tokenizer is missing")
-
-
-def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Path) -> None:
-    run, plugin = tmp_path / "run", "common.user_dir=examples/dates.py"
-    arguments = ("task=dates", *SMALL_TRANSFORMER, "optimization.max_update=1", "common.threads=1")
-    assert command("train", f"run_dir={run}", plugin, *arguments).code == 0
-    averaged = command("convert", "format=average", f"path={run}/checkpoints/last", f"output={tmp_path}/average")
-    assert averaged.code == 0, "averaging needs no plugin"
-    assert "tokenizer/dictionary.json" in json.loads((run / RUN_CHECKSUMS).read_text())["files"]
-    shutil.rmtree(run / "tokenizer")
-    refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
-    (run / RUN_CHECKSUMS).unlink()
-    refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
-    assert not (run / "tokenizer").exists()
 
 
 def test_before_training_a_tokenizer_may_be_made_again(data: Path, tmp_path: Path) -> None:
@@ -182,14 +153,6 @@ def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -
         refused(command(*arguments), str(path), "checksum differs", "copy it again")
 
 
-def test_runs_with_other_tokenizers_are_not_averaged(run: Path, data: Path, tmp_path: Path) -> None:
-    other = train(data, tmp_path / "other", "task.spm_type=bpe")
-    average = ("convert", "format=average", f"output={tmp_path}/average")
-    refused(command(*average, f"path=[{run},{other}]"), str(other), "tokenizer differs")
-    outcome = command(*average, f"path=[{run},{run}/checkpoints/last]")
-    assert (outcome.code, outcome.err) == (0, "")
-
-
 def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path, data: Path) -> None:
     expected = outputs(run)
     content = (run / RUN_CHECKSUMS).read_bytes()
@@ -208,17 +171,9 @@ def test_damaged_checksums(run: Path, content: bytes) -> None:
         load_models([str(run)])
 
 
-def test_a_converted_run_has_checksums(run: Path, tmp_path: Path, data: Path) -> None:
-    arguments = ("run_dir=" + str(tmp_path / "t5"), "task=denoising", f"task.train=[{data}/train.en]", "model=t5_tiny")
-    limits = (
-        f"task.valid=[{data}/test.en]",
-        "task.vocab_size=60",
-        "task.hard_vocab_limit=false",
-        "task.workers=1",
-        "task.input_length=32",
-    )
-    outcome = command("train", *arguments, *limits, "optimization.max_update=1")
-    assert outcome.code == 0, outcome.err
+def test_a_converted_run_has_checksums(tmp_path: Path, data: Path) -> None:
+    small = ("model=t5_tiny", "model.num_layers=1", "model.d_model=16", "task.tokenizer=t5", "task.vocab_size=40")
+    assert command("train", *training_arguments(data, tmp_path / "t5"), *small, "optimization.max_update=1").code == 0
     assert command("convert", "format=huggingface", f"path={tmp_path}/t5", f"output={tmp_path}/folder").code == 0
     assert command("convert", f"path={tmp_path}/folder", f"output={tmp_path}/again").code == 0
     files = json.loads((tmp_path / "again" / RUN_CHECKSUMS).read_text())["files"]
@@ -230,25 +185,16 @@ def test_a_converted_run_has_checksums(run: Path, tmp_path: Path, data: Path) ->
 # -- bits that flip -----------------------------------------------------------------------------------------------
 
 
-def flips(path: Path, count: int) -> list[bytes]:
-    """The content of a file with one bit changed, in several places."""
-    content = path.read_bytes()
-    bits = random.Random(path.name).sample(range(8 * len(content)), min(count, 8 * len(content)))
-    changed = []
-    for bit in bits:
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        changed.append(bytes(damaged))
-    return changed
-
-
-def read_by_flips(run: Path, count: int) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(500, marks=pytest.mark.nightly)])
+def test_a_flipped_bit_changes_nothing_or_is_an_error(run: Path, count: int) -> None:
     expected, _ = outputs(run)
     files = [run / "config.yaml", run / RUN_CHECKSUMS, *(run / "tokenizer").iterdir()]
     files += [run / "checkpoints" / "best" / name for name in ("SHA256SUMS", "model.safetensors")]
     for path in files:
         intact, errors = path.read_bytes(), 0
-        for damaged in flips(path, count):
+        for bit in random.Random(path.name).sample(range(8 * len(intact)), min(count, 8 * len(intact))):
+            damaged = bytearray(intact)
+            damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
             try:
                 got, notes = outputs(run)
@@ -260,10 +206,10 @@ def read_by_flips(run: Path, count: int) -> None:
     assert outputs(run)[0] == expected
 
 
-def test_a_flipped_bit_changes_nothing_or_is_an_error(run: Path) -> None:
-    read_by_flips(run, 8)
-
-
-@pytest.mark.nightly
-def test_many_flipped_bits(run: Path) -> None:
-    read_by_flips(run, 500)
+def test_the_checksum_of_a_base_is_of_its_weights_and_its_config(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "t5", "t5")
+    before = base_digest(str(folder))
+    (folder / "README.md").write_text("another file")
+    assert base_digest(str(folder)) == before
+    change_config(folder, layer_norm_epsilon=1e-3)
+    assert base_digest(str(folder)) != before

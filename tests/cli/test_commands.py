@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import itertools
 import json
 import math
@@ -18,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
 
 from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
@@ -151,8 +149,8 @@ def test_fairseq_format(runs: Path, data: Path) -> None:
 
 @pytest.mark.parametrize(
     "combination",
-    [(), ("generation.combination=log", "combination.weights=[3,1]"), ("combination.weights=[1,2]",)],
-    ids=["default", "log", "weights"],
+    [("generation.combination=log", "combination.weights=[3,1]"), ("combination.weights=[1,2]",)],
+    ids=str,
 )
 def test_the_scorer_command_gives_the_generators_scores(
     combination: tuple[str, ...], runs: Path, data: Path, tmp_path: Path
@@ -180,17 +178,6 @@ def test_the_scorer_command_combines_as_the_first_model_is_combined(runs: Path, 
     assert scores(own) == pytest.approx(scores(plain, "generation.combination=log"), abs=1e-6)
     assert scores(own) != pytest.approx(scores(plain), abs=1e-3)
     assert scores(own, "generation.combination=probability") == pytest.approx(scores(plain), abs=1e-6)
-
-
-def test_average(runs: Path, data: Path, tmp_path: Path) -> None:
-    average = ("convert", "format=average", f"path={runs}/fconv", f"output={tmp_path}/average")
-    outcome = command(*average, "last=3")
-    assert outcome.code == 0, outcome.err
-    averaged = command("generate", f"path={tmp_path}/average", f"input={data}/test.en")
-    assert averaged.code == 0, averaged.err
-    assert len(averaged.out.splitlines()) == 20
-    shutil.rmtree(tmp_path / "average")
-    refused(command(*average, "last=50"), "50", "keep_last_epochs")
 
 
 def test_average_looks_for_checkpoints_when_it_has_the_lock(
@@ -280,16 +267,12 @@ def test_no_folder_but_the_run_appears(data: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["train", "generate", "score", "convert", "tune"])
-def test_help_lists_every_key(name: str) -> None:
+def test_help_says_something_of_every_key(name: str) -> None:
     outcome = command(name, "--help", "all")
     assert outcome.code == 0
-    assert "Keys" in outcome.out
-    if name == "train":
-        for words in ("model=fconv (presets: fconv_iwslt_de_en", "optimization.max_update=null", "model.dropout="):
-            assert words in outcome.out
     lines = outcome.out.partition("Keys")[2].splitlines()
+    assert len(lines) > 10
     for line, following in itertools.pairwise([*lines, ""]):
-        assert len(line) <= 80, line
         if line.startswith("  ") and not line.startswith("   "):
             assert len(line.split(None, 1)) > 1 or following.startswith(" " * 30), f"no help text: {line}"
 
@@ -326,118 +309,10 @@ class TestRefused:
     def run(self, runs: Path, tmp_path: Path) -> Path:
         return Path(shutil.copytree(runs / "fconv", tmp_path / "run"))
 
-    def test_keys_and_values(self, runs: Path) -> None:
-        refused(command("train", "optimization.max_updates=3"), "did you mean 'optimization.max_update'")
-        refused(command("train", "model=fconv_tinny"), "did you mean 'fconv_tiny'")
-        refused(command("generate", "generation.beam=0", f"path={runs}/fconv"), "generation.beam=0")
-        refused(command("generate", "dataset.max_tokens=9", f"path={runs}/fconv"), "dataset.max_tokens")
-        refused(command("generate"), "path is missing")
-        refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
-        for arguments, words in (
-            (["lenpen=1.2"], "did you mean 'generation.length_penalty'?"),
-            (["generation.lenpen=1.2"], "did you mean 'generation.length_penalty'?"),
-            (["common.fp16=true"], "did you mean 'generation.dtype=float16'?"),
-            (["task.test=x"], "which is a key of seqgen-train only; a trained model keeps its value"),
-            (["optimization.clip_norm=1"], "which is a key of seqgen-train only"),
-            (["optimization.nothing=1"], "unknown key 'optimization.nothing'; --help lists"),
-            (["path", "=", "x"], "'path' is not of the form key=value (no spaces, except in quotes)"),
-            (["path=[a"], "the bracket is not closed; write path=[A,B] without spaces"),
-            (["format=onnx"], "format=onnx must be one of: text, json, fairseq, tsv"),
-        ):
-            refused(command("generate", f"path={runs}/fconv", *arguments), words)
-        for name, argument, words in (
-            ("convert", "format=hf", "average, trie (did you mean 'huggingface'?)"),
-            ("convert", "format=onnx", "average, trie (did you mean 'export'?)"),
-            ("train", "--model_name_or_path=t5", "write key=value instead: checkpoint.finetune_from=t5"),
-            ("score", "-s=A", "write key=value instead: source=A"),
-            ("score", "-r=B", "write key=value instead: reference=B"),
-        ):
-            refused(command(name, argument), words)
-
-    def test_a_file_of_another_kind(self, data: Path, runs: Path, tmp_path: Path) -> None:
-        model, source = f"path={runs}/fconv", f"input={data}/test.en"
-        (tmp_path / "gzip.en").write_bytes(gzip.compress(b"a dog\n"))
-        (tmp_path / "picture.en").write_bytes(b"\x89PNG\r\n\x1a\n\0")
-        (tmp_path / "tab.yaml").write_text("generation:\n\tbeam: 4\n")
-        for *arguments, words in (
-            ("generate", model, f"input={tmp_path}/gzip.en", "give a gzip file a name that ends in .gz"),
-            ("generate", model, f"input={tmp_path}/picture.en", "convert the file to UTF-8 if it is text"),
-            ("generate", model, f"input={data}", f"cannot read {data}: it is a folder"),
-            ("generate", model, source, f"config={tmp_path}/tab.yaml", "there is a tab, in whose place YAML needs"),
-            ("generate", model, source, f"generation.shortlist={runs}/fconv/tokenizer/sentencepiece.model",
-             "sentencepiece.model is not a shortlist; give a lex.*.bin of Marian"),
-            ("train", f"run_dir={data}/test.en", f"run_dir={data}/test.en is a file; give a folder"),
-        ):  # fmt: skip
-            refused(command(*arguments), words)
-
     def test_the_built_in_example_is_not_trained_without_a_word(self, data: Path) -> None:
         said = "no task is given, so the built-in example is trained: task=number_names\n"
         assert said in command("train", f"run_dir={data}/test.en").err
         assert said not in command("train", "task=number_names", f"run_dir={data}/test.en").err
-
-    def test_a_plugin_that_fails(self, tmp_path: Path) -> None:
-        (tmp_path / "broken.py").write_text("import no_such_module\n")
-        refused(command("train", f"common.user_dir={tmp_path}/broken.py"), "broken.py", "no_such_module")
-
-    def test_files(self, data: Path, runs: Path, tmp_path: Path) -> None:
-        arguments = training_arguments(data, tmp_path / "run")
-        refused(command("train", *arguments, f"task.train={data}/nothere"), "nothere")
-        refused(command("generate", f"path={runs}/fconv", "input=nothere.en"), "nothere.en")
-        refused(command("generate", f"path={tmp_path}/nothere"), "nothere")
-        refused(command("generate", f"path={runs}/fcomv", "input=-"), "no such file or folder (did you mean 'fconv'?)")
-        refused(
-            command("generate", f"path={runs}", "input=-"), f"contains runs; give one of them, such as {runs}/fconv"
-        )
-        refused(command("generate", f"path={runs}/fconv", f"input={data}/tset.en"), "did you mean 'test.en'?")
-        refused(command("show", f"{runs}/fcomv"), "did you mean 'fconv'?")
-        assert "did you mean" not in command("generate", f"path={runs}/fconv", f"input={data}/wozu.en").err
-        for language, lines in (("en", 3), ("de", 2)):
-            (tmp_path / f"short.{language}").write_text("a\n" * lines)
-            (tmp_path / f"empty.{language}").write_text("")
-        refused(command("train", *arguments, f"task.train={tmp_path}/short"), "3 lines", "2")
-        refused(command("train", *arguments, f"task.train={tmp_path}/empty"), "empty.en", "empty")
-        (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
-        (tmp_path / "bad.de").write_bytes(b"gut\nschlecht\n")
-        refused(command("train", *arguments, f"task.train={tmp_path}/bad"), "bad.en", "line 2", "UTF-8")
-        same = f"{tmp_path}/short.en"
-        refused(command("generate", f"path={runs}/fconv", f"input={same}", f"output={same}"), "overwrite")
-        refused(command("score", f"hypothesis={tmp_path}/short.en", f"reference={tmp_path}/short.de"), "3 lines", "2")
-        scored = ("score", f"path={runs}/fconv", f"source={same}", f"reference={same}")
-        refused(command(*scored, "tokens_per_sample=8"), "tokens_per_sample and context_window are for text without")
-
-    def test_an_output_whose_folder_does_not_exist(self, runs: Path, data: Path, tmp_path: Path) -> None:
-        missing = tmp_path / "no" / "such" / "out"
-        files = (f"source={data}/test.en", f"reference={data}/test.de")
-        model = f"path={runs}/fconv"
-        for outcome in (
-            command("generate", model, f"input={data}/test.en", f"output={missing}"),
-            command("score", model, *files, f"output={missing}"),
-        ):
-            refused(outcome, f"output={missing}", f"the folder {missing.parent} does not exist", "create it")
-        refused(
-            command("convert", "format=huggingface", model, f"output={missing}"),
-            "output=",
-            f"the folder {missing.parent} does not exist",
-        )
-        assert not list(tmp_path.iterdir())
-        refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")
-
-    @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can create files")
-    def test_a_place_that_cannot_be_written_is_found_before_the_models_are_loaded(self, data: Path) -> None:
-        texts, model = (f"input={data}/test.en", f"reference={data}/test.de"), "path=nowhere"
-        for name, key, *others in (
-            ("generate", "output=/proc/o", texts[0]),
-            ("generate", "trace=/proc/o.jsonl", texts[0]),
-            ("generate", "record=/proc/o.json", texts[0]),
-            ("calibrate", "output=/proc/o.json", *texts),
-            ("calibrate", "picture=/proc/o.svg", *texts, "generation.confidence=nowhere"),
-            ("calibrate", "json=/proc/o", *texts, "output=made.json"),
-            ("tune", "json=/proc/o", *texts, "tune.generation.beam=1,2"),
-            ("score", "output=/proc/o", f"source={data}/test.en", texts[1]),
-        ):
-            refused(command(name, model, key, *others), f"cannot write {key}:")
-        of_text = (f"hypothesis={data}/test.de", f"reference={data}/test.de", "json=/proc/o")
-        refused(command("score", *of_text), "cannot write json=/proc/o:")
 
     def test_an_older_file_that_cannot_be_written_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         old = tmp_path / "old"
@@ -449,32 +324,6 @@ class TestRefused:
         check_output("json", str(old))
         monkeypatch.undo()
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "kept"}, "nothing is left behind"
-
-    def test_an_output_that_would_overwrite_what_is_read(self, runs: Path, data: Path, tmp_path: Path) -> None:
-        shutil.copytree(data, tmp_path, dirs_exist_ok=True)
-        source, reference = f"{tmp_path}/test.en", f"{tmp_path}/test.de"
-        generate = ("generate", f"path={runs}/fconv", f"input={source}", f"reference={reference}")
-        score = ("score", f"path={runs}/fconv", f"source={source}", f"reference={reference}")
-        for output in (source, reference, f"{tmp_path}/../{tmp_path.name}/test.de"):
-            refused(command(*generate, f"output={output}"), "overwrite", output)
-            refused(command(*score, f"output={output}"), "overwrite", output)
-        refused(command(*generate, f"prefix={data}/val.de", f"output={data}/val.de"), "overwrite")
-        assert Path(source).read_bytes() == (data / "test.en").read_bytes()
-        assert Path(reference).read_bytes() == (data / "test.de").read_bytes()
-
-    def test_what_is_wrong_with_a_file_is_found_before_decoding(self, runs: Path, data: Path, tmp_path: Path) -> None:
-        common = (f"path={runs}/fconv", f"output={tmp_path}/out.de")
-        (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
-        refused(command("generate", *common, f"input={tmp_path}/bad.en"), "bad.en", "line 2", "UTF-8")
-        pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
-        refused(command("generate", *common, *pair), "20 lines", "30")
-        assert not (tmp_path / "out.de").exists()
-        for name, *others in (
-            ("generate", f"output={tmp_path}/out.de"),
-            ("tune", f"reference={data}/test.de", "tune.generation.beam=1,2"),
-            ("diff", "other=nowhere"),
-        ):  # and before the models are loaded
-            refused(command(name, "path=nowhere", f"input={tmp_path}/bad.en", *others), "bad.en", "line 2", "UTF-8")
 
     @pytest.mark.parametrize("decoded", [0, 2])
     def test_an_interrupted_decode_keeps_what_is_written(
@@ -513,29 +362,11 @@ class TestRefused:
             file.write("text")
         full.close()
 
-    def test_a_line_too_long_to_be_scored(self, runs: Path, tmp_path: Path) -> None:
-        (tmp_path / "long.en").write_text("a dog\n" + "dog " * 2000 + "\n")
-        (tmp_path / "long.de").write_text("ein Hund\nHund\n")
-        files = (f"source={tmp_path}/long.en", f"reference={tmp_path}/long.de")
-        refused(command("score", f"path={runs}/fconv", *files), "source, line 2")
-
     def test_what_was_decoded_before_a_bad_line_is_kept(self, runs: Path, tmp_path: Path) -> None:
         text = b"the dog sees a man\nthe tree has a ball\nb\xffd\n"
         common = (f"path={runs}/fconv", f"output={tmp_path}/out.de", "generation.buffer_size=1")
         refused(command("generate", *common, "input=-", stdin=text), "line 3", "UTF-8")
         assert len((tmp_path / "out.de").read_text().splitlines()) == 2
-
-    def test_a_checkpoint_with_code_is_never_run(self, run: Path) -> None:
-        import pickle
-
-        class Harm:
-            def __reduce__(self) -> tuple[object, tuple[str]]:
-                return Path.touch, (run / "harm",)  # type: ignore[return-value]
-
-        evil = run / "checkpoints" / "best" / "model.pt"
-        evil.write_bytes(pickle.dumps(Harm()))
-        refused(command("generate", f"path={evil}", "input=-"))
-        assert not (run / "harm").exists()
 
     def test_a_vocabulary_that_does_not_fit(self, run: Path, data: Path, tmp_path: Path) -> None:
         other = training_arguments(data, tmp_path / "other")
@@ -551,17 +382,6 @@ class TestRefused:
         assert command("train", *other, "optimization.max_update=1").code == 0
         path = f"path=[{runs}/fconv,{tmp_path}/other]"
         refused(command("generate", path, "input=-", "generation.sampling=true"), "generation.sampling", "vocabularies")
-
-    def test_a_damaged_configuration(self, run: Path) -> None:
-        config = run / "config.yaml"
-        content = yaml.safe_load(config.read_text())
-        content["model"]["nothere"] = 1
-        config.write_text(yaml.safe_dump(content))
-        refused(command("generate", f"path={run}", "input=-"), "config.yaml", "nothere")
-        config.write_text("a: [")
-        refused(command("generate", f"path={run}", "input=-"), "config.yaml")
-        config.write_text("!!python/object/apply:os.system ['true']")
-        refused(command("generate", f"path={run}", "input=-"), "config.yaml")
 
 
 def test_long_and_strange_lines_are_answered_and_reported(runs: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.commands import command
 CASES = [
     ("optimization.l", ["optimization.lr="]),
     ("common.device=", ["auto", "cpu", "cuda", "mps"]),
+    ("common.bf16=", ["false", "true"]),
     ("model=transformer_t", ["transformer_tiny"]),
     ("generation.search=div", ["diverse_beam", "diverse_siblings"]),
     ("run_dir=runs/", ["runs/a", "runs/b"]),
@@ -105,11 +105,3 @@ def test_a_script_has_every_key() -> None:
     text = script()
     assert len(keys) > 200
     assert not [key.name for key in keys if f"{key.name}=" not in text]
-
-
-def test_the_command_prints_it() -> None:
-    with mock.patch("seqgen.cli.completion.completion_script", lambda schema, program, shell: f"{program} {shell}"):
-        assert command("convert", "--completion", "bash").out == "seqgen-convert bash\n"
-    assert "there is a script for bash only" in command("convert", "--completion", "zsh").err
-    assert command("convert", "--completion").code == 2
-    assert "complete -F _seqgen_show seqgen-show" in command("show", "--completion", "bash").out

@@ -14,10 +14,9 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.command import with_config_files
 from seqgen.cli.keys import every_key
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
-from seqgen.core.errors import ConfigError
 from tests.cli.test_help import SCHEMAS
 from tests.commands import command
 
@@ -68,48 +67,6 @@ def test_later_files_override_earlier_ones(tmp_path: Path) -> None:
     first, second = (written(tmp_path / f"{n}.yaml", f"common: {{seed: {n}}}\n") for n in (1, 2))
     both = f"config=[{first.partition('=')[2]},{second.partition('=')[2]}]"
     assert with_config_files(TrainConfig, [both]).overrides == ["common.seed=2"]
-
-
-def test_the_configuration_of_a_run_is_for_training(tmp_path: Path) -> None:
-    """What it says about the model and the data of the run would be ignored elsewhere."""
-    key = written(tmp_path / "config.yaml", yaml.safe_dump(to_dict(compose(TrainConfig, ["generation.beam=3"]))))
-    with pytest.raises(ConfigError, match=r"config.yaml: this is the configuration of a training run.* path=RUN uses"):
-        with_config_files(GenerateConfig, [key])
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "there is no such file"),
-        ("- a\n- b\n", "must contain keys and values"),
-        ("", "must contain keys and values"),
-        ("a: [", "not a YAML file: there is an error in line 1, column 5$"),
-        ("a: '\0'", "not a YAML file: it has the character U\\+0000"),
-        ('{"format": "seqgen-comparison"}', "this is a seqgen-comparison file, not keys or a record"),
-        ('{"format": "seqgen-record", "version": 2}', "this is a record of version 2; this seqgen reads version 1"),
-        ('{"format": "seqgen-record", "version": 1}', "the record has no keys"),
-        ('{"format": "seqgen-record", "version": 1, "keys": {}}', "which is for seqgen-generate"),
-        ("common:\n  seed: 1\n  seed: 2\n", "not a YAML file: the key seed in line 3 is already in line 2; remove one"),
-        ("common: {seed: 1}\ncommon.seed: 2\n", "common.seed is given twice, in two spellings"),
-        ("a: !!python/object:os.system {}\n", "not a YAML file"),
-    ],
-)
-def test_files_that_cannot_be_used(text: str | None, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match=words) as caught:
-        with_config_files(TrainConfig, [f"config={path}"])
-    assert f"config={path}" in str(caught.value)
-
-
-@pytest.mark.parametrize("content", ["lr: 3\n", "dataset: {max_tokens: abc}\n", "model: {_name: nothere}\n"])
-def test_a_message_names_the_file(content: str, tmp_path: Path) -> None:
-    outcome = command("train", written(tmp_path / "x.yaml", content))
-    assert outcome.code == 2
-    assert "Traceback" not in outcome.err
-    if "nothere" not in content:
-        assert f"the key is in config={tmp_path}/x.yaml" in outcome.err
 
 
 @pytest.mark.parametrize(

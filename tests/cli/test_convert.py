@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.cli import convert
+from seqgen.cli.record import model_digests
 from seqgen.cli.train import with_checkpoint
 from tests.commands import command, refused, sentences
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
@@ -83,30 +84,12 @@ def test_the_run_is_fine_tuned_by_the_command_that_is_printed(checkpoint: Path, 
     decode(new, tmp_path)
 
 
-def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    silent = write(
-        tmp_path / "silent", random_model(FCONV), in_dict({**options_of(FCONV), "source_lang": None}), name="m.pt"
-    )
-    (binary := tmp_path / "there" / "model.ende.intgemm.bin").write_bytes(bytes(20))
-    (pickled := tmp_path / "there" / "model.pkl").write_bytes(bytes(20))
-    run = f"output={tmp_path / 'run'}"
-    for arguments, words in (
-        ([f"path={checkpoint}"], ["output=FOLDER"]),
-        ([f"path={checkpoint}", f"output={tmp_path / 'there'}"], ["there already exists"]),
-        ([f"path={tmp_path}", run], [f"{tmp_path}: neither a run folder nor a checkpoint"]),
-        ([f"path={binary}", run], ["is not a model in Marian's binary format"]),
-        ([f"path={pickled}", run], ["can contain code and is never loaded; give a model.safetensors, or the model.pt"]),
-        ([f"path={silent}", run], ["source_lang", "set source_lang="]),
-        ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),
-    ):
-        outcome = command("convert", *arguments)
-        assert outcome.code == 2
-        assert "Traceback" not in outcome.err
-        for word in words:
-            assert word in outcome.err, outcome.err
-        assert not (tmp_path / "run").exists()
-    named = command("convert", f"path={silent}", run, "source_lang=en")
+def test_a_checkpoint_that_does_not_name_its_languages(tmp_path: Path) -> None:
+    options = in_dict({**options_of(FCONV), "source_lang": None})
+    silent = write(tmp_path / "silent", random_model(FCONV), options, name="m.pt")
+    arguments = (f"path={silent}", f"output={tmp_path / 'run'}")
+    refused(command("convert", *arguments), "source_lang", "set source_lang=")
+    named = command("convert", *arguments, "source_lang=en")
     assert named.code == 0, named.err
 
 
@@ -114,15 +97,13 @@ def test_the_folder_in_which_a_command_runs(checkpoint: Path, tmp_path: Path, mo
     run = tmp_path / "run"
     assert command("convert", f"path={checkpoint}", f"output={run}").code == 0
     expected = decode(run, tmp_path)
-    refused(command("generate", "path=/", "input=-"), "/: neither a run folder nor a checkpoint")
     for folder in (run, run / "checkpoints" / "best"):
         monkeypatch.chdir(folder)
         assert decode(Path("."), tmp_path) == expected
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     files = [f"{side}={tmp_path / 'source.txt'}" for side in ("source", "reference")]
-    for arguments in (["convert", "output=new"], ["convert", "output=new", "format=export"], ["score", *files]):
-        refused(command(arguments[0], "path=.", *arguments[1:]), ".: neither a run folder nor a checkpoint")
+    refused(command("score", "path=.", *files), ".: neither a run folder nor a checkpoint")
 
 
 @pytest.mark.parametrize("form", ["run", "trie"])
@@ -147,28 +128,11 @@ def test_of_two_that_write_one_output_the_second_fails(
     assert not list(tmp_path.glob(".new*"))
 
 
-def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None:
-    command("convert", f"path={checkpoint}", f"output={tmp_path / 'run'}")
-    outcome = command("generate", f"path={tmp_path / 'run'}", "input=-", "reading.sentencepiece=none")
-    assert outcome.code == 2
-    assert "reading.sentencepiece applies only to checkpoints of other toolkits" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["output=y"], "path is missing: set path=MODEL, or path=[A,B] with format=average"),
-        (["path=x"], "output is missing: set output=FOLDER, the run folder to write"),
-        (["path=[x,y]", "format=average"], "output is missing: set output=FOLDER, the average folder to write"),
-        (["path=x", "output=y", "last=5"], "last has no effect with format=run; remove it, or set format=average"),
-        (["path=x", "format=average", "opset=18"], "opset has no effect with format=average"),
-        (["path=x", "format=export", "output=y", "target_lang=de"], "target_lang has no effect with format=export"),
-        (["path=x", "format=average", "output=y", "reading.dictionary=z"], "reading has no effect with format=average"),
-        (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),
-        (["path=[a,b]", "format=average", "output=y", "last=2"], "last=2 needs one run folder, but path names 2"),
-    ],
-)
-def test_keys_without_effect_are_refused(arguments: list[str], words: str) -> None:
-    outcome = command("convert", *arguments)
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert words in outcome.err
+def test_a_checkpoint_is_known_by_its_dictionaries_too(checkpoint: Path) -> None:
+    """A record of outputs has the hash of every file that they depend on."""
+    before = model_digests(checkpoint)
+    dictionaries = [path for path in before if path.suffix == ".txt"]
+    assert len(dictionaries) == len(before) - 1 > 0
+    words = dictionaries[0].read_text().splitlines()
+    dictionaries[0].write_text("\n".join([*words[1:], words[0]]) + "\n")
+    assert model_digests(checkpoint) != before

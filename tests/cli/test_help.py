@@ -103,15 +103,6 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str], monk
     assert shown == [name for name in scripts if name in SCHEMAS]
 
 
-@pytest.mark.parametrize("program", SCHEMAS)
-def test_help_is_one_screen(program: str) -> None:
-    text = command(*program.removeprefix("seqgen-").split(), "--help").out
-    lines = text.splitlines()
-    most = 65 if program == "seqgen-train" else 55  # with the list of commands
-    assert len(lines) <= most  # a few less, and the components that other tests have registered
-    assert max(map(len, lines)) <= 80
-
-
 def test_common_keys_exist_and_have_defaults() -> None:
     for program in COMMON_KEYS.keys() & SCHEMAS.keys():
         text = command(program.removeprefix("seqgen-"), "--help").out
@@ -137,30 +128,6 @@ def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[st
         assert words in outcome.out
     for words in hidden:
         assert words not in outcome.out
-
-
-def test_an_unknown_topic() -> None:
-    wrong = command("train", "--help", "lerning_rate")
-    assert wrong.code == 2
-    assert "no such group, component or key" in wrong.err
-    assert "did you mean 'diverse_beam'" in command("generate", "--help", "diverse").err
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("generate", ["--beam", "4"], "generation.beam=4"),
-        ("train", ["-a", "x"], "model=x"),
-        ("train", ["--lr", "0.1", "--fp16"], "optimization.lr=0.1"),
-        ("train", ["--max-tokens", "4096"], "dataset.max_tokens=4096 or generation.max_tokens=4096"),
-        ("train", ["--cpu"], "common.device=cpu"),
-        ("train", ["--frobnicate"], "--help lists the keys"),
-    ],
-)
-def test_options_of_other_toolkits(name: str, arguments: Sequence[str], words: str) -> None:
-    outcome = command(name, *arguments)
-    assert outcome.code == 2
-    assert outcome.err.rstrip().endswith(words)
 
 
 def test_errors_are_red_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

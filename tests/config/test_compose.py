@@ -82,9 +82,7 @@ def test_keys_that_are_given_twice() -> None:
     assert repeated(["a=1", "b=2", "a=1", "c", "a=3"]) == ["a=1 is not used, because a=3 comes later"]
 
 
-def test_keys_of_components_that_are_not_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"'processor.b.x' has no effect, because generation.processors does not"):
-        component_of_key(GenerationConfig(processors=["a"]), "processor.b.x")
+def test_keys_of_components_have_their_name_and_their_own() -> None:
     assert component_of_key(GenerationConfig(processors=["a", "b"]), "processor.b.x.y")[1:] == ("b", "x.y")
 
 
@@ -97,8 +95,6 @@ def test_a_components_own_key_is_above_its_default() -> None:
 def test_a_command_that_scores_takes_the_keys_of_a_combination() -> None:
     cfg = compose(ScoreConfig, ["combination.weights=[2,1]", "generation.combination=log", "path=[a,b]"])
     assert cfg.generation.components == {"combination.weights": [2.0, 1.0]}
-    with pytest.raises(ConfigError, match=r"unknown key 'search.groups'"):
-        compose(ScoreConfig, ["search.groups=2"])
 
 
 def test_sweep_over_choices_ranges_and_lists() -> None:
@@ -113,15 +109,7 @@ def test_sweep_over_choices_ranges_and_lists() -> None:
     assert jobs[1][1] == "common.device=cpu,common.seed=1,optimization.lr=[2,3]"
     (job, _), *others = expand_sweep(TrainConfig, ["optimization.lr=[1,2]", "dataset.max_tokens=null"])
     assert (job, others) == (["optimization.lr=[1,2]", "dataset.max_tokens=null"], [])
-    for text in ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1"):
-        with pytest.raises(ConfigError, match="a range is FIRST:LAST:STEP"):
-            list(expand_sweep(TrainConfig, [f"common.seed={text}"]))
-
-
-def test_the_largest_range() -> None:
     assert len(sweep_values("common.seed", f"1:{MAX_VALUES}:1")) == MAX_VALUES
-    with pytest.raises(ConfigError, match=f"common.seed=0:{MAX_VALUES}:1 has {MAX_VALUES + 1} values"):
-        sweep_values("common.seed", f"0:{MAX_VALUES}:1")
 
 
 @pytest.mark.parametrize("program", SCHEMAS)
@@ -140,8 +128,6 @@ def test_every_key_takes_its_default_and_its_limits_but_nothing_beyond(program: 
 
 def test_integers_have_64_bits() -> None:
     assert compose(TrainConfig, [f"common.seed={2**63 - 1}"]).common.seed == 2**63 - 1
-    with pytest.raises(ConfigError, match="does not fit into 64 bits"):
-        compose(TrainConfig, [f"common.seed={2**63}"])
 
 
 def test_round_trip_through_plain_values() -> None:
@@ -149,20 +135,6 @@ def test_round_trip_through_plain_values() -> None:
     plain = to_dict(cfg)
     assert plain["model"]["_name"] == "transformer"
     assert from_dict(TrainConfig, plain, "config.yaml") == cfg
-
-
-def test_bad_plain_values_are_refused() -> None:
-    for change in (
-        {"common": {"sed": 1}},
-        {"common": 3},
-        {"model": {"_name": "nothere"}},
-        {"model": {"dropout": 1}},
-        {"nothere": 1},
-        {"common": {"seed": True}},
-        {"model": {"_name": "transformer", "dropout": float("nan")}},
-    ):
-        with pytest.raises(ConfigError, match=r"config\.yaml"):
-            from_dict(TrainConfig, change, "config.yaml")
 
 
 def test_chosen_components() -> None:

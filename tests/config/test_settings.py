@@ -60,10 +60,14 @@ def test_equal_settings_are_equal_keys() -> None:
     for values in changed:
         assert Settings().with_layer("user", {**one, **values}) != same[0], values
     assert Settings().with_layer("call", one) != same[0], "notes name the keys that come from the model"
+    before = Settings().with_layer("user", one)  # neither compared nor hashed yet, which keeps the values
     words = one["bad_words"]
     assert isinstance(words, list)
     words.append("b")
-    assert same[0] == same[1], "a list that changes later is not that of the settings"
+    assert before == same[1], "a list that changes later is not that of the settings"
+    values = before.generation["bad_words"]
+    values.append("c")
+    assert before.generation["bad_words"] == ["a"], "nor is one that the settings return"
 
 
 def test_resolved_settings_are_compared_by_their_effect() -> None:

@@ -26,7 +26,7 @@ from seqgen.config.user_files import (
 from seqgen.config.values import from_dict, text_list
 from seqgen.core.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
-from tests.commands import Outcome, command
+from tests.commands import Outcome, command, refused
 from tests.training_runs import TINY
 
 OWN = (
@@ -97,13 +97,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     outcome = command("train", *arguments(folder / "run", folder / "nets", COMPONENTS))
     assert outcome.code == 0, outcome.err
     return folder / "run", folder / "nets"
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    assert "Traceback" not in outcome.err
-    for word in words:
-        assert word in outcome.err.strip().splitlines()[-1], outcome.err
 
 
 def common(run: Path) -> dict[str, Any]:
@@ -196,19 +189,6 @@ def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     refused(decode(run), "there is no model 'own_net'", "common.user_dir=FILE")
     assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
-
-
-@pytest.mark.parametrize("recorded", [3, None, [], {"model.x": 3}, {"nothing": "a.py"}, {"": "a.py"}])
-def test_a_damaged_record_is_refused_or_unused(recorded: Any) -> None:
-    with pytest.raises(ConfigError, match=r"damaged: (there is no model 'x'|common.user_files=)"):
-        from_dict(TrainConfig, {"common": {"user_files": recorded}, "model": {"_name": "x"}}, "damaged")
-
-
-def test_the_record_cannot_be_set() -> None:
-    with pytest.raises(ConfigError, match=r"'common\.user_files' cannot be set as a whole"):
-        compose(TrainConfig, ["common.user_files={a: b}"])
-    with pytest.raises(ConfigError, match=r"'generation\.components' cannot be set as a whole"):
-        compose(TrainConfig, ["generation.components={search.groups: 3}"])
 
 
 def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:

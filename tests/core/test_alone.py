@@ -53,31 +53,11 @@ for hypotheses in SequenceGenerator(setup).generate(Source(torch.tensor([[5, 6, 
     print(hypotheses[0].tokens, hypotheses[0].score)
 """
 
-FURTHER = """
-import math
-one = models[0]
-with torch.no_grad():
-    source = one.encoder(torch.tensor([[5, 6, 1]]), torch.tensor([3]))
-    for hypothesis in SequenceGenerator(setup).generate(Source(torch.tensor([[5, 6, 1]]), torch.tensor([3])))[0]:
-        inputs = torch.cat([torch.tensor([1]), hypothesis.tokens[:-1]])[None]
-        each = []
-        for model in models:
-            encoded = model.encoder(torch.tensor([[5, 6, 1]]), torch.tensor([3]))
-            each.append(model.decoder(inputs, encoded).logits.log_softmax(-1))
-        mean = torch.logaddexp(*each)[0] - math.log(2)
-        lprobs = mean.gather(1, hypothesis.tokens[:, None])[:, 0]
-        assert torch.allclose(lprobs, hypothesis.positional_scores, atol=1e-5)
-        assert abs(float(lprobs.mean()) - hypothesis.score) < 1e-5
-loaded = {name for name in sys.modules if name.split(".")[0] == "seqgen"}
-assert all(name == "seqgen" or name.split(".")[1] == "core" for name in loaded), loaded
-"""
 
-
-@pytest.mark.parametrize("further", ["", FURTHER])
-def test_the_core_alone_decodes(tmp_path: Path, further: str) -> None:
+def test_the_core_alone_decodes(tmp_path: Path) -> None:
     shutil.copytree(CORE, tmp_path / "seqgen" / "core")
     shutil.copy(ROOT / "seqgen" / "__init__.py", tmp_path / "seqgen")
-    program = f"import sys\nimport torch\ntorch.manual_seed(1)\n{PROGRAM}{further}"
+    program = f"import sys\nimport torch\ntorch.manual_seed(1)\n{PROGRAM}"
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr

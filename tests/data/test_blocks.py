@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.errors import DataError
 from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
 
 EOS = 2
@@ -77,8 +77,9 @@ def test_a_text_in_blocks_of_four(mode: str, expected: list[list[int]]) -> None:
     assert [target for _, target in examples(TEXT, mode, 4)] == expected
 
 
-def test_the_source_is_the_token_before_the_block() -> None:
-    assert [source for source, _ in examples(TEXT, "none", 4)] == [[2], [2], [9], [13], [14]]
+def test_blocks_that_fit_into_the_model_are_used_as_they_are() -> None:
+    dataset = BlockDataset(Lines(TEXT), EOS, "none", 10)  # type: ignore[arg-type]
+    assert dataset.limited(4, 10) is dataset
 
 
 @settings(max_examples=80, deadline=None)
@@ -97,10 +98,3 @@ def test_blocks_are_those_of_a_plain_loop(lines: list[list[int]], mode: str, siz
     kept = [[*line, EOS] for line in lines if line or mode in ("none", "complete")]
     assert [token for _, target in found for token in target] == [token for line in kept for token in line]
     assert all(0 < len(target) <= size for _, target in found)
-
-
-def test_blocks_that_are_longer_than_the_models_positions_are_refused() -> None:
-    dataset = BlockDataset(Lines(TEXT), EOS, "none", 10)  # type: ignore[arg-type]
-    assert dataset.limited(4, 10) is dataset
-    with pytest.raises(ConfigError, match=r"up to 10 target tokens, but the model has only 9 positions"):
-        dataset.limited(None, 9)

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from seqgen.core.errors import ConfigError
 from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, draws, mixing_rates
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.records import JsonFormat, Template, TsvFormat
 from seqgen.data.token_store import TokenEncoder, build_store
@@ -48,8 +46,8 @@ def test_rates_by_hand() -> None:
     assert mixing_rates([100, 900], 2, size_limit=400) == pytest.approx([1 / 3, 2 / 3])
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.integers(1, 5000), st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.integers(1, 500), st.integers(1, 20))
 def test_an_epoch_draws_according_to_the_rates(weights: list[int], size: int, epoch: int) -> None:
     rates = [weight / sum(weights) for weight in weights]
     before, now = draws(rates, size, epoch)
@@ -76,34 +74,11 @@ def test_no_example_is_repeated_before_all_are_drawn(parts: dict[str, PairDatase
     mixture = MixtureDataset(parts, [1, 1, 1], 30)
     drawn = Counter(example[0] for epoch in range(1, 12) for example in content(mixture, epoch, 5))
     assert len(drawn) == sum(SIZES.values()), "the ids of all sources differ"
-    counts = list(drawn.values())
-    for first, last in itertools.pairwise(np.cumsum([0, *SIZES.values()])):
-        assert (
-            max(counts[i] for i in range(len(counts)) if first <= list(drawn)[i] < last)
-            - min(counts[i] for i in range(len(counts)) if first <= list(drawn)[i] < last)
-            <= 1
-        )
-
-
-def iterator(parts: dict[str, PairDataset]) -> EpochIterator:
-    def collate(examples: list) -> list:  # type: ignore[type-arg]
-        return [(example.id, example.source.tolist()) for example in examples]
-
-    return EpochIterator(MixtureDataset(parts, [1, 1, 5], 30), collate, max_tokens=20, seed=3)  # type: ignore[arg-type]
-
-
-def test_resume_gives_the_same_batches(parts: dict[str, PairDataset]) -> None:
-    whole = iterator(parts)
-    expected = [batch for _ in range(4) for batch in whole]
-    for stop in (0, 1, 5, 6, 13):
-        stopped = iterator(parts)
-        endless = itertools.chain.from_iterable(stopped for _ in itertools.count())
-        seen = list(itertools.islice(endless, stop))
-        resumed = iterator(parts)
-        resumed.load_state_dict(stopped.state_dict())
-        while resumed.epoch <= 4:
-            seen += list(resumed)
-        assert seen == expected
+    for first, last in itertools.pairwise(np.cumsum([0, *SIZES.values()]).tolist()):
+        times = [drawn[number] for number in range(first, last)]
+        assert max(times) - min(times) <= 1
+    assert content(MixtureDataset(parts, [1, 1, 1], 30), 3, 5) == content(mixture, 3, 5), "whatever was drawn before"
+    assert content(mixture, 3, 5) != content(mixture, 3, 6)
 
 
 def test_joined_datasets_are_concatenated(parts: dict[str, PairDataset]) -> None:
@@ -136,24 +111,8 @@ def test_templates() -> None:
     assert Template.of_field("a:{b").render({"a:{b": "text"}) == "text"
 
 
-@pytest.mark.parametrize("text", ["{", "}", "{}", "{0", "{a!r}", "{a:>10}", "{a} {"])
-def test_templates_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^here: .*a literal brace twice"):
-        Template(text, "here")
-
-
-@pytest.mark.parametrize("text", ["{source.__class__}", "{source[0]}"])
-def test_a_template_is_never_evaluated(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"names the field 'source.*but the fields are: source, target"):
-        Template(text, "here").check(["source", "target"])
-
-
 def test_records() -> None:
     assert TsvFormat(("a", "b")).read("one\t two \r") == {"a": "one", "b": " two "}
     fields = JsonFormat(("text", "number", "yes"))
     line = '{"text": "ü\\n", "number": 1.50, "yes": true, "other": null}'
     assert fields.read(line) == {"text": "ü\n", "number": "1.50", "yes": "true"}
-    with pytest.raises(ValueError, match="3 columns instead of 2"):
-        TsvFormat(("a", "b")).read("a\tb\tc")
-    with pytest.raises(ValueError, match="nested too deeply"):
-        JsonFormat(("a",)).read("[" * 100_000)

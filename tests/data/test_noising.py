@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from seqgen.core.errors import DataError
-from seqgen.data.noising import (
-    NoiseTokens,
-    SpanCorruption,
-    random_segmentation,
-    replace_spans,
-    span_counts,
-)
+from seqgen.data.noising import NoiseTokens, SpanCorruption, random_segmentation, replace_spans, span_counts
 
 EOS, WORDS, SENTINELS = 1, np.arange(3, 500), np.arange(2999, 500, -1)
 NOISE = NoiseTokens(EOS, SENTINELS)
@@ -90,21 +83,12 @@ def test_span_corruption_keeps_every_token(length: int, density: float, mean_spa
         assert sum(token not in SENTINELS for token in target[:-1].tolist()) == noise
 
 
-def test_masks_by_hand() -> None:
-    tokens = np.array([10, 11, 12, 13, 14])
-    hidden = np.array([False, True, True, False, True])
-    source, target = replace_spans(tokens, hidden, np.array([99, 98, 97]))
-    assert source.tolist() == [10, 99, 13, 98]
-    assert target.tolist() == [99, 11, 12, 98, 14]
-    source, target = replace_spans(tokens, ~hidden, np.array([99, 98, 97]))
-    assert source.tolist() == [99, 11, 12, 98, 14]
-    assert target.tolist() == [99, 10, 98, 13, 97], "a visible last token adds a closing sentinel"
-    source, target = replace_spans(tokens, np.array([True, False, True, False, False]), np.array([99, 98, 97]))
-    assert source.tolist() == [99, 11, 98, 13, 14]
-    assert target.tolist() == [99, 10, 98, 12, 97]
-
-
-def test_too_few_sentinels() -> None:
-    few = NoiseTokens(EOS, SENTINELS[:3])
-    with pytest.raises(DataError, match=r"needs 28 sentinels, but the tokenizer has 3; .*task\.mean_span_length"):
-        SpanCorruption()(text(568), few, np.random.default_rng(0))
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_any_mask_can_be_undone(mask: list[bool]) -> None:
+    """Also one that hides the first token, and one that leaves the last visible, which adds a closing sentinel."""
+    tokens = text(len(mask))
+    source, target = replace_spans(tokens, np.array(mask), SENTINELS)
+    assert restore(np.append(source, EOS), np.append(target, EOS)) == tokens.tolist()
+    spans = sum(hidden and not before for before, hidden in zip([False, *mask], mask, strict=False))
+    assert source[np.isin(source, SENTINELS)].tolist() == SENTINELS[:spans].tolist()
+    assert target[np.isin(target, SENTINELS)].tolist() == SENTINELS[: spans + (not mask[-1])].tolist()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from seqgen.core.errors import ConfigError
@@ -17,30 +15,12 @@ from seqgen.data.combined_datasets import PackedDataset, pack
 from seqgen.data.pair_dataset import Example, collate
 from seqgen.modules.masks import segment_mask, segment_positions
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
-from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.commands import command, corpus, training_arguments
+from tests.data.test_iterator import EOS, PAD, Numbers
 from tests.model_zoo import ZOO, TinyTask, build
 from tests.training_runs import assert_identical, everything
 
-PAD, EOS = 1, 2
 PACKABLE = [name for name in ZOO if build(name).supports_packing]
-
-
-class Numbers:
-    """Examples of random words, other ones in each epoch."""
-
-    def __init__(self, n: int = 23):
-        self.sizes = np.random.default_rng(0).integers(2, 9, (n, 2)).astype(np.int32)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
-        return self.sizes
-
-    def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        rng = np.random.default_rng([seed, epoch, position])
-        source, target = (torch.from_numpy(np.append(rng.integers(4, 23, n - 1), EOS)) for n in self.sizes[position])
-        return Example(position, source, target)
 
 
 def alone(examples: list[Example], model: EncoderDecoderModel) -> Batch:
@@ -54,27 +34,6 @@ def packed(rows: list[list[Example]], model: EncoderDecoderModel) -> Batch:
 def test_the_zoo_has_models_that_pack() -> None:
     assert {"transformer_tiny", "t5_tiny"} <= {*PACKABLE}
     assert len(PACKABLE) < len(ZOO)
-
-
-def test_worked_example() -> None:
-    a, b, c = torch.tensor([5, 6, EOS]), torch.tensor([7, EOS]), torch.tensor([8, 9, 10, EOS])
-    rows = [
-        alone([Example(0, a, b), Example(4, b, a)], build("transformer_tiny")),
-        alone([Example(2, c, b)], build("transformer_tiny")),
-    ]
-    batch = pack(rows, source_pad=PAD, target_pad=PAD)
-    assert batch.ids.tolist() == [0, 4, 2]
-    assert batch.source.src_tokens.tolist() == [[5, 6, EOS, 7, EOS], [8, 9, 10, EOS, PAD]]
-    assert batch.source.src_lengths.tolist() == [5, 4]
-    assert batch.target is not None
-    assert batch.target.tolist() == [[7, EOS, 5, 6, EOS], [7, EOS, PAD, PAD, PAD]]
-    assert batch.prev_output_tokens is not None
-    assert batch.prev_output_tokens.tolist() == [[EOS, 7, EOS, 5, 6], [EOS, 7, PAD, PAD, PAD]]
-    assert batch.segments is not None
-    assert batch.segments.source.tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]
-    assert batch.segments.target.tolist() == [[1, 1, 2, 2, 2], [1, 1, 1, 1, 1]]
-    assert batch.ntokens == 7
-    assert batch.to("cpu").segments is not None
 
 
 def test_masks_and_positions() -> None:
@@ -104,13 +63,17 @@ def loss_and_gradients(model: EncoderDecoderModel, batch: Batch) -> list[Tensor]
 @pytest.mark.parametrize("length", [16, 60])
 def test_packed_equals_unpacked(name: str, length: int) -> None:
     """The law of packing, in float64."""
-    model, data = build(name), Numbers()
+    model, data = build(name), Numbers(23)
     dataset = PackedDataset(data, length)
     rows = [dataset.example(i, epoch=1, seed=1) for i in range(len(dataset.lengths(1, 1)))]
     assert len(rows) < len(data)
     together = packed(rows, model)
     apart = alone([example for row in rows for example in row], model)
     assert together.source.src_tokens.size(0) < apart.source.src_tokens.size(0)
+    assert together.ids.tolist() == apart.ids.tolist()
+    assert together.segments is not None
+    assert together.segments.target.min() > 0, "padding, too, has keys that are not masked"
+    assert together.source.src_lengths.sum() == apart.source.src_lengths.sum()
     for got, wanted in zip(loss_and_gradients(model, together), loss_and_gradients(model, apart), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
@@ -133,7 +96,7 @@ def test_rows_contain_each_example_once_and_are_full() -> None:
 
 
 def test_an_example_that_is_too_long_has_a_row_of_its_own() -> None:
-    dataset = PackedDataset(Numbers(), 2)
+    dataset = PackedDataset(Numbers(23), 2)
     assert sorted(dataset.example(i, epoch=1, seed=1)[0].id for i in range(23)) == list(range(23))
 
 
@@ -156,29 +119,14 @@ def test_training_with_packed_rows(tmp_path: Path) -> None:
     """Stopped and resumed as without."""
     data = corpus(tmp_path / "data")
 
-    def train(name: str, updates: int, *overrides: str) -> Path:
-        outcome = command(
-            "train",
-            *training_arguments(data, tmp_path / name),
-            "dataset.pack=true",
-            "dataset.pack_length=64",
-            "dataset.num_workers=0",
-            f"optimization.max_update={updates}",
-            "common.log_format=none",
-            "common.tensorboard=false",
-            *overrides,
-        )
+    def train(name: str, updates: int) -> Path:
+        keys = ["model=t5_tiny", "model.d_model=16", "model.num_layers=1", "model.num_heads=2", "model.d_ff=16"]
+        keys += ["dataset.pack=true", "dataset.pack_length=64", "dataset.num_workers=0"]
+        keys += [f"optimization.max_update={updates}", "common.log_format=none", "common.tensorboard=false"]
+        outcome = command("train", *training_arguments(data, tmp_path / name), *keys)
         assert outcome.code == 0, outcome.err
         return tmp_path / name
 
-    small = ["model=t5_tiny", "model.d_model=16", "model.num_layers=1", "model.num_heads=2", "model.d_ff=16"]
-    once, twice = train("once", 12, *small), train("twice", 5, *small)
-    train("twice", 12, *small)
+    once, twice = train("once", 12), train("twice", 5)
+    train("twice", 12)
     assert_identical(everything(twice), everything(once))
-
-
-def test_a_model_that_cannot_pack(tmp_path: Path) -> None:
-    data = corpus(tmp_path / "data")
-    outcome = command("train", *training_arguments(data, tmp_path / "run"), *SMALL_FCONV, "dataset.pack=true")
-    assert outcome.code == 2
-    assert "dataset.pack=true is not possible with model=fconv" in outcome.err

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.core.errors import DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.token_store import TokenEncoder, build_store
@@ -84,25 +83,10 @@ def test_a_truncated_text_keeps_the_tokens_around_it(
     assert dataset.lengths().tolist() == [[added + 1]] * 5
 
 
-def test_overlong_is_an_error(sides: tuple[Side, Side]) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"1 pairs of train are longer than 4 source tokens: en, line 3; shorten them, .*task\.on_overlong",
-    ):
-        PairDataset(*sides, name="train", max_source_positions=4, on_overlong="error")
-
-
 def test_limits_of_a_model(sides: tuple[Side, Side]) -> None:
     dataset = PairDataset(*sides, max_source_positions=4)
     assert dataset.limited(9, 5).indices.tolist() == [0, 5]
     assert dataset.limited(None, None).indices.tolist() == [0, 4, 5]
-    with pytest.raises(DataError, match=r"no pair can be used.*longer than 1 source tokens"):
-        dataset.limited(1, None)
-
-
-def test_unequal_sides(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="train: there are 6 source lines but 1 target lines"):
-        PairDataset(side(tmp_path, "en", SOURCE), side(tmp_path, "de", ["a"]), name="train")
 
 
 def test_source_only(tmp_path: Path) -> None:

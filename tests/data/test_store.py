@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +13,7 @@ import pytest
 from seqgen.core.errors import DataError
 from seqgen.data import token_store
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.token_store import (
-    META,
-    OFFSETS,
-    VALUES,
-    DamagedStoreError,
-    TokenEncoder,
-    TokenStore,
-    build_store,
-)
+from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenEncoder, TokenStore, build_store
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.system.files import LEFTOVER_SECONDS
 
@@ -31,6 +24,10 @@ LINES = ["a b", "", "c x a y", "b", "x"]
 def write(path: Path, lines: list[str]) -> Path:
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     return path
+
+
+def build(folder: Path, files: list[Path], encoder: TokenEncoder | None = None, **options: Any) -> TokenStore:
+    return build_store(folder / "cache", "t", files, encoder or TokenEncoder(TOKENIZER), **options)
 
 
 def ids(store: TokenStore) -> list[list[int]]:
@@ -44,7 +41,7 @@ def text(tmp_path: Path) -> Path:
 
 def test_content(tmp_path: Path, text: Path) -> None:
     more = write(tmp_path / "more", ["x a"])
-    store = build_store(tmp_path / "cache", "train", [text, more], TokenEncoder(TOKENIZER))
+    store = build(tmp_path, [text, more])
     assert ids(store) == [[4, 5], [], [6, 3, 4, 3], [5], [3], [3, 4]]
     assert store.lengths().tolist() == [2, 0, 4, 1, 1, 2]
     assert store.values.dtype == np.uint16
@@ -60,44 +57,37 @@ def test_workers_and_chunks_change_nothing(tmp_path: Path, chunk_bytes: int) -> 
     files = [
         write(tmp_path / f"{n}", [" ".join(rng.choice(list("abcx"), n)) for n in rng.integers(0, 9, 60)]) for n in "pq"
     ]
-    stores = [
-        build_store(
-            tmp_path / str(workers), "t", files, TokenEncoder(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes
-        )
-        for workers in (1, 3)
-    ]
+    stores = [build(tmp_path / str(workers), files, workers=workers, chunk_bytes=chunk_bytes) for workers in (1, 3)]
     for name in (VALUES, OFFSETS, META):
         assert (stores[0].folder / name).read_bytes() == (stores[1].folder / name).read_bytes()
 
 
 def test_second_time_nothing_is_encoded(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    first = build(tmp_path, [text])
     (tmp_path / "moved").mkdir()
     text = text.rename(tmp_path / "moved" / "other")
     os.utime(text, (1, 1))
     monkeypatch.setattr(token_store, "_encode", lambda *_: pytest.fail("encoded again"))
-    second = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    second = build(tmp_path, [text])
     assert second.folder == first.folder
     assert ids(second) == ids(first)
 
 
 def test_other_text_or_vocabulary_gives_another_store(tmp_path: Path, text: Path) -> None:
-    folders = {build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER)).folder}
+    folders = {build(tmp_path, [text]).folder}
     other = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "c": 2, "b": 1}))
-    folders.add(build_store(tmp_path / "cache", "t", [text], TokenEncoder(other)).folder)
+    folders.add(build(tmp_path, [text], TokenEncoder(other)).folder)
     times = text.stat()
     write(text, [line.replace("b", "c") for line in LINES])
     os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns))  # same size, same time
-    changed = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    changed = build(tmp_path, [text])
     assert ids(changed)[0] == [4, 6]
     assert len(folders | {changed.folder}) == 3
 
 
 def test_lines_without_a_header_keep_their_numbers(tmp_path: Path, text: Path) -> None:
     more = write(tmp_path / "more", ["header", "a"])
-    whole, rest = (
-        build_store(tmp_path / "cache", "t", [text, more], TokenEncoder(TOKENIZER), skip_lines=skip) for skip in (0, 1)
-    )
+    whole, rest = (build(tmp_path, [text, more], skip_lines=skip) for skip in (0, 1))
     assert (len(whole), len(rest)) == (7, 5), "what was encoded with its header is not used without it"
     assert ids(rest) == [*ids(whole)[1:5], ids(whole)[6]]
     assert [rest.where(i) for i in (0, 3, 4)] == ["text, line 2", "text, line 5", "more, line 2"]
@@ -116,13 +106,13 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", [VALUES, OFFSETS, META])
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
 def test_damaged_store_is_built_again(tmp_path: Path, text: Path, name: str, damage) -> None:  # type: ignore[no-untyped-def]
-    store = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    store = build(tmp_path, [text])
     expected = ids(store)
     damage(store.folder / name)
     if not (name == META and damage is flip):  # a flipped bit may be in a note that is only for people
         with pytest.raises(DamagedStoreError):
             TokenStore(store.folder)
-    assert ids(build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))) == expected
+    assert ids(build(tmp_path, [text])) == expected
 
 
 def test_failure_leaves_nothing_behind(tmp_path: Path, text: Path) -> None:
@@ -130,10 +120,7 @@ def test_failure_leaves_nothing_behind(tmp_path: Path, text: Path) -> None:
     bad.write_bytes(b"a\n" * 9 + b"\xff\n" + b"a\n" * 9)
     for workers in (1, 2):
         with pytest.raises(DataError, match=r"bad, line 10: byte 1 \(0xff\) is not valid UTF-8"):
-            build_store(tmp_path / "cache", "t", [text, bad], TokenEncoder(TOKENIZER), workers=workers, chunk_bytes=4)
-    (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match="empty is empty"):
-        build_store(tmp_path / "cache", "t", [text, tmp_path / "empty"], TokenEncoder(TOKENIZER))
+            build(tmp_path, [text, bad], workers=workers, chunk_bytes=4)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -151,7 +138,7 @@ class Strict(TokenEncoder):
 @pytest.mark.parametrize("chunk_bytes", [1, 6, 1 << 20])
 def test_error_of_an_encoder_names_the_line(tmp_path: Path, text: Path, workers: int, chunk_bytes: int) -> None:
     with pytest.raises(DataError, match="text, line 3: there is an x; remove it"):
-        build_store(tmp_path / "c", "t", [text], Strict(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes)
+        build(tmp_path, [text], Strict(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes)
 
 
 def test_built_by_two_processes_at_the_same_time(tmp_path: Path, text: Path) -> None:
@@ -160,25 +147,25 @@ def test_built_by_two_processes_at_the_same_time(tmp_path: Path, text: Path) -> 
     class Slow(TokenEncoder):
         def encode(self, chunk):  # type: ignore[no-untyped-def]
             if not other:
-                other.append(build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER)))
+                other.append(build(tmp_path, [text]))
             return super().encode(chunk)
 
     other: list[TokenStore] = []
-    store = build_store(tmp_path / "cache", "t", [text], Slow(TOKENIZER))
+    store = build(tmp_path, [text], Slow(TOKENIZER))
     assert store.folder == other[0].folder
     assert ids(store) == ids(other[0])
     assert list((tmp_path / "cache").iterdir()) == [store.folder]
 
 
 def test_files_of_killed_processes_are_removed(tmp_path: Path, text: Path) -> None:
-    name = build_store(tmp_path / "other", "t", [text], TokenEncoder(TOKENIZER)).folder.name
+    name = build(tmp_path / "other", [text]).folder.name
     old, young = (tmp_path / "cache" / f".{name}.{word}.tmp" for word in ("aaaaaaaa", "bbbbbbb_"))
     for folder in (old, young):
         folder.mkdir(parents=True)
         (folder / VALUES).write_bytes(b"half")
     for path in (old / VALUES, old, young):
         os.utime(path, (time.time() - 10 - LEFTOVER_SECONDS,) * 2)
-    build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    build(tmp_path, [text])
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {name, young.name}
 
 
@@ -215,7 +202,7 @@ class Killed(TokenEncoder):
 
 def test_killed_worker(tmp_path: Path, text: Path) -> None:
     with pytest.raises(DataError, match="a process that encodes text was killed"):
-        build_store(tmp_path / "cache", "t", [text], Killed(TOKENIZER), workers=2, chunk_bytes=1)
+        build(tmp_path, [text], Killed(TOKENIZER), workers=2, chunk_bytes=1)
 
 
 @pytest.mark.slow
@@ -227,7 +214,7 @@ def test_large_text_is_not_kept_in_memory(tmp_path: Path) -> None:
     path.write_bytes(b"a b c a b c a b c\n" * 600_000)
     tracemalloc.start()
     start = time.perf_counter()
-    store = build_store(tmp_path / "cache", "t", [path], TokenEncoder(TOKENIZER))
+    store = build(tmp_path, [path])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(store) == 600_000

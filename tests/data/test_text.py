@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from seqgen.core.errors import DataError
 from seqgen.data.text import count_lines, expand, find_parallel, read_chunks, read_lines
 
 HARD = ["a\rb", "a\x0bb\x0cc", "\x1c\x1d\x1e", "\x85", "\u2028\u2029", "", "  ", "\ufeff", "e\u0301 👩‍👩‍👧 ﷽", "\0"]
@@ -36,36 +35,9 @@ def test_lines_survive_any_chunking(
 
 def test_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("\ufeffa\n\ufeffb\n".encode())
-    assert list(read_lines(tmp_path / "text")) == ["a", "\ufeffb"]
-
-
-def test_invalid_utf8_names_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(b"gut\n" * 100_000 + "für\n".encode("latin-1") + b"gut\n")
-    with pytest.raises(DataError, match=r"text, line 100001: byte 2 \(0xfc\) is not valid UTF-8"):
-        list(read_lines(path))
-
-
-def test_damaged_gzip(tmp_path: Path) -> None:
-    whole = gzip.compress("".join(f"line {i}\n" for i in range(100_000)).encode())
-    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "flipped.gz").write_bytes(whole[:5000] + bytes([whole[5000] ^ 255]) + whole[5001:])
-    (tmp_path / "plain.gz").write_bytes(b"not compressed\n")
-    for name in ("cut", "flipped", "plain"):
-        with pytest.raises(DataError, match=rf"{name}\.gz is damaged"):
-            list(read_lines(tmp_path / f"{name}.gz"))
-
-
-def test_missing_empty_and_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match=r"there is no file .*missing"):
-        list(read_lines(tmp_path / "missing"))
-    (tmp_path / "x.en.gz").touch()
-    with pytest.raises(DataError, match=r"there is no file .*x\.en; give .*x\.en\.gz"):
-        list(read_lines(tmp_path / "x.en"))
     assert count_lines(tmp_path / "empty") == 0
-    with pytest.raises(DataError, match="cannot read"):
-        list(read_lines(tmp_path))
+    assert list(read_lines(tmp_path / "text")) == ["a", "\ufeffb"]
 
 
 def test_expand(tmp_path: Path) -> None:
@@ -88,25 +60,4 @@ def test_pairs_of_files(tmp_path: Path) -> None:
     assert files.target is not None
     assert [path.name for path in files.target] == ["part10.de", "part2.de"]
     files.check()
-    (tmp_path / "part2.de").write_text("x\ny\n")
-    with pytest.raises(DataError, match=r"part2\.en has 1 lines but .*part2\.de has 2"):
-        files.check()
-    (tmp_path / "part2.de").unlink()
-    with pytest.raises(DataError, match=r"task\.train=.*there is .*part2\.en but neither .*part2\.de nor"):
-        find_parallel(prefix, "en", "de", key="task.train")
-
-
-def test_missing_pair_names_key_and_nearest(tmp_path: Path) -> None:
-    (tmp_path / "trian.en").write_text("x\n")
-    with pytest.raises(
-        DataError, match=r"task\.train=.*neither .*train\.en nor .*train\.en\.gz.*did you mean 'trian.en'"
-    ):
-        find_parallel(str(tmp_path / "train"), "en", "de", key="task.train")
-    with pytest.raises(DataError, match="there is no folder"):
-        find_parallel(str(tmp_path / "no" / "train"), "en", "de", key="task.train")
-    with pytest.raises(DataError, match=r"neither .*trian\.de nor"):
-        find_parallel(str(tmp_path / "trian"), "en", "de", key="task.train")
-    for ending in ("en", "de", "de.gz"):
-        with pytest.raises(DataError, match=r"remove the language: task\.train=.*/trian$"):
-            find_parallel(str(tmp_path / f"trian.{ending}"), "en", "de", key="task.train")
-    assert find_parallel(str(tmp_path / "trian"), "en", "de", key="task.test", optional_target=True).target is None
+    assert find_parallel(prefix, "en", "fr", key="task.test", optional_target=True).target is None

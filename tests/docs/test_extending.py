@@ -29,24 +29,19 @@ from examples.extending.combination import PowerMean
 from examples.extending.command import UnknownWordsConfig, main
 from examples.extending.criterion import FocalConfig, FocalCriterion
 from examples.extending.logits_processor import WordReward
-from examples.extending.member import Blind, decode
+from examples.extending.member import decode
 from examples.extending.reranker import LengthRatio
 from examples.extending.search_strategy import ThresholdSearch
-from examples.extending.stateful_processor import FrequencyPenalty
 from examples.extending.stopping_rule import LoopRule
 from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
+from examples.papers.dynamic_beams import ThresholdPruning
 from seqgen.checkpoints.loading import load_model
 from seqgen.cli.command import run
-from seqgen.config import GenerationConfig
 from seqgen.core.context import StepContext
-from seqgen.core.errors import ConfigError
-from seqgen.core.member import Member
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.session import Session
 from seqgen.core.structures import DecoderOut
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.text.line_stages import LINE_STAGES
 from seqgen.text.reranking import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
@@ -58,7 +53,6 @@ from tests.model_zoo import VOCAB, TinyTask, build
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
-SENTENCES = ("generation.input_split=sentences", "generation.input_split_lang=en")
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "extending"
 SETTINGS: dict[str, Any] = {"beam": 4, "nbest": 4, "max_len_b": 10}
 
@@ -77,15 +71,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def by_command(runs: Path, example: str, *keys: str, path: str = "a", code: int = 0) -> list[dict[str, Any]]:
-    """The JSON lines of ``seqgen-generate`` with an example as ``common.user_dir``; after an error, its message."""
+def by_command(runs: Path, example: str, *keys: str, path: str = "a") -> list[dict[str, Any]]:
+    """The JSON lines of ``seqgen-generate`` with an example as ``common.user_dir``."""
     paths = ",".join(str(runs / name) for name in path)
     outcome = command(
         "generate", f"common.user_dir={EXAMPLES / example}.py", f"path=[{paths}]", f"input={runs / 'input'}",
         "format=json", "common.threads=1", "generation.max_len_b=12", *keys,
     )  # fmt: skip
-    assert outcome.code == code, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()] if code == 0 else [{"error": outcome.err}]
+    assert outcome.code == 0, outcome.err
+    return [json.loads(line) for line in outcome.out.splitlines()]
 
 
 def by_object(runs: Path, path: str = "a", **settings: Any) -> list[Translation]:
@@ -106,43 +100,6 @@ def tokens(found: list[Translation]) -> list[list[list[int]]]:
     return [[item.tokens.tolist() for item in line.hypotheses] for line in found]
 
 
-def test_search_strategy(runs: Path) -> None:
-    translator = Translator(text_model(), **SETTINGS)
-    plain = translator.translate(TEXTS)
-    assert shown(translator.translate(TEXTS, search=ThresholdSearch(1e9))) == shown(plain)
-    (one,) = translator.translate(TEXTS[:1], search=ThresholdSearch(0.0), nbest=1)
-    assert len(one.hypotheses) == 1
-    narrow = translator.translate(TEXTS, search=ThresholdSearch(0.0))
-    greedy = translator.translate(TEXTS, beam=1, nbest=1)
-    assert [line[:1] for line in tokens(narrow)] == tokens(greedy)
-    assert shown(narrow) != shown(plain)
-
-    keys = ("generation.search=threshold", "generation.beam=4", "generation.nbest=3")
-    found = outputs(by_command(runs, "search_strategy", *keys, "search.delta=0.05"))
-    assert found == shown(by_object(runs, search=ThresholdSearch(0.05), beam=4, nbest=3))
-    assert found != outputs(by_command(runs, "search_strategy", *keys, "search.delta=90"))
-    (failed,) = by_command(runs, "search_strategy", *keys, "search.detla=1", code=2)
-    assert "search.detla" in failed["error"]
-    assert "search.delta" in failed["error"]
-
-
-def test_logits_processor(runs: Path) -> None:
-    translator = Translator(text_model(), normalize_scores=False, **SETTINGS)
-    reward = 0.3
-    longer = translator.translate(TEXTS, processors=[WordReward(2, reward)], return_scores=True)
-    for line in longer:
-        for item in line.hypotheses:
-            assert item.model_score is not None
-            assert item.score - item.model_score == pytest.approx(reward * (len(item.tokens) - 1))
-    assert all(len(h.tokens) == 11 for h in _all(translator.translate(TEXTS, processors=[WordReward(2, 9.0)])))
-
-    keys = ("generation.processors=[word_reward]", "generation.beam=3", "processor.word_reward.reward=2.0")
-    found = outputs(by_command(runs, "logits_processor", *keys))
-    eos = 2
-    assert found == shown(by_object(runs, processors=[WordReward(eos, 2.0)], beam=3))
-    assert found != shown(by_object(runs, beam=3))
-
-
 class CountedTokens(LogitsProcessor):
     """The frequency penalty without state: it counts all tokens at every step."""
 
@@ -156,44 +113,62 @@ class CountedTokens(LogitsProcessor):
         return lprobs
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_stateful_processor(batch_size: int) -> None:
-    """Its counts are correct after reordering, and when sentences leave or join the batch."""
-    translator = Translator(text_model(), batch_size=batch_size, **SETTINGS)
-    size = len(translator.task.target_dictionary)
-    found = translator.translate(TEXTS, processors=[FrequencyPenalty(size, 0.8)])
-    assert shown(found) == shown(translator.translate(TEXTS, processors=[CountedTokens(0.8)]))
-    assert shown(found) != shown(translator.translate(TEXTS))
-    joined = translator.prepare(processors=[FrequencyPenalty(size, 0.8)]).generator.can_merge
-    assert joined, "sentences join the running batch, so that this is tested"
+KEYS = [
+    ("search_strategy", "generation.search=threshold search.delta=0.05", {"search": ThresholdSearch(0.05)}),
+    (
+        "logits_processor",
+        "generation.processors=[word_reward] processor.word_reward.reward=2.0",
+        {"processors": [WordReward(2, 2.0)]},
+    ),
+    (
+        "stateful_processor",
+        "generation.processors=[frequency_penalty] processor.frequency_penalty.penalty=3",
+        {"processors": [CountedTokens(3.0)]},
+    ),
+    ("combination", "generation.combination=power_mean combination.power=-4.0", {"combination": PowerMean(-4.0)}),
+    (
+        "stopping_rule",
+        "generation.stopping_rules=[loop] stopping.loop.times=2",
+        {"stopping_rules": [LoopRule(1, 2)]},
+    ),
+    ("reranker", "generation.rerank=length_ratio reranker.weight=9.0", {"rerank": LengthRatio(weight=9.0)}),
+]
 
 
-def test_stateful_processor_by_its_keys(runs: Path) -> None:
-    keys = ("generation.processors=[frequency_penalty]", "processor.frequency_penalty.penalty=3")
-    assert outputs(by_command(runs, "stateful_processor", *keys)) == shown(
-        by_object(runs, processors=[CountedTokens(3.0)])
-    )
-    (failed,) = by_command(runs, "stateful_processor", keys[0], "processor.frequency_penalty.penalty=-1", code=2)
-    assert "below its minimum" in failed["error"]
+@pytest.mark.parametrize(("example", "keys", "component"), KEYS, ids=[example for example, _, _ in KEYS])
+def test_the_command_does_what_the_object_does(example: str, keys: str, component: dict[str, Any], runs: Path) -> None:
+    path = "ab" if example == "combination" else "a"
+    beams = ("generation.beam=5", "generation.nbest=3")
+    found = outputs(by_command(runs, example, *keys.split(), *beams, path=path))
+    assert found == shown(by_object(runs, path, **component, beam=5, nbest=3))
+    assert found != shown(by_object(runs, path, beam=5, nbest=3))
 
 
-def test_combination(runs: Path) -> None:
+def test_search_strategy() -> None:
+    """It is the first rule of examples/papers/dynamic_beams.py."""
+    translator = Translator(text_model(), **SETTINGS)
+    one, other = (translator.translate(TEXTS, search=search(0.7)) for search in (ThresholdSearch, ThresholdPruning))
+    assert shown(one) == shown(other) != shown(translator.translate(TEXTS))
+
+
+def test_logits_processor() -> None:
+    translator = Translator(text_model(), normalize_scores=False, **SETTINGS)
+    reward = 0.3
+    for line in translator.translate(TEXTS, processors=[WordReward(2, reward)], return_scores=True):
+        for item in line.hypotheses:
+            assert item.model_score is not None
+            assert item.score - item.model_score == pytest.approx(reward * (len(item.tokens) - 1))
+
+
+def test_combination() -> None:
     members = [text_model(seed=seed) for seed in (0, 1, 2)]
     translator = Translator(members, **SETTINGS)
     assert shown(translator.translate(TEXTS, combination=PowerMean(1.0))) == shown(translator.translate(TEXTS))
     for line in translator.translate(TEXTS, combination=PowerMean(-4.0), return_scores=True):
         for item in line.hypotheses:
             assert item.member_scores is not None
-            each = torch.stack(list(item.member_scores))
-            wanted = ((-4.0 * each).exp().mean(0)).log() / -4.0
+            wanted = (-4.0 * torch.stack(list(item.member_scores))).exp().mean(0).log() / -4.0
             torch.testing.assert_close(item.positional_scores, wanted, atol=1e-8, rtol=0)
-
-    keys = ("generation.combination=power_mean", "combination.power=-4.0", "generation.beam=3")
-    found = outputs(by_command(runs, "combination", *keys, path="ab"))
-    assert found == shown(by_object(runs, "ab", combination=PowerMean(-4.0), beam=3))
-    assert found != shown(by_object(runs, "ab", beam=3))
-    (failed,) = by_command(runs, "combination", keys[0], "combination.power=0", path="ab", code=2)
-    assert "combination.power=0 has no power mean" in failed["error"]
 
 
 def test_member() -> None:
@@ -209,14 +184,9 @@ def test_member() -> None:
     for hypothesis, one, other in zip(found, seen, blind, strict=True):
         wanted = one.positional_scores + weight * other.positional_scores
         torch.testing.assert_close(hypothesis.positional_scores, wanted, atol=1e-8, rtol=0)
-    plain = loaded.task.build_generator([loaded.model], GenerationConfig(beam=3)).generate(
-        loaded.task.collate([(0, loaded.task.encode_source(text), None)], loaded.model)
-    )[0]
-    assert [h.tokens.tolist() for h in found] != [h.tokens.tolist() for h in plain]
-    assert Blind(loaded.model).source == "blind"
 
 
-def test_stopping_rule(runs: Path) -> None:
+def test_stopping_rule() -> None:
     translator = Translator(text_model(), beam=1, max_len_b=20, unkpen=99.0)
     plain = [line[0] for line in tokens(translator.translate(TEXTS))]
     ended = [line[0] for line in tokens(translator.translate(TEXTS, stopping_rules=[LoopRule(1, 2)]))]
@@ -226,11 +196,6 @@ def test_stopping_rule(runs: Path) -> None:
         wanted.append(generated[: min(loops, default=len(generated))])
     assert ended == wanted
     assert ended != plain, "some output has a loop"
-
-    keys = ("generation.stopping_rules=[loop]", "stopping.loop.times=2", "generation.beam=1")
-    found = outputs(by_command(runs, "stopping_rule", *keys))
-    assert found == shown(by_object(runs, stopping_rules=[LoopRule(1, 2)], beam=1))
-    assert found != shown(by_object(runs, beam=1))
 
 
 def test_utility(runs: Path) -> None:
@@ -246,13 +211,6 @@ def test_utility(runs: Path) -> None:
     assert shown(by_object(runs, mbr=WordF1(), **settings)) != shown(by_object(runs, **settings))
 
 
-def test_reranker(runs: Path) -> None:
-    keys = ("generation.beam=5", "generation.rerank=length_ratio", "reranker.weight=9.0")
-    found = outputs(by_command(runs, "reranker", *keys))
-    assert found == shown(by_object(runs, rerank=LengthRatio(weight=9.0), beam=5))
-    assert found != shown(by_object(runs, beam=5))
-
-
 def test_line_stage(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LINE_STAGES, "_entries", {})  # a stage without a key would run in every test after this one
     (tmp_path / "input").write_text("A dog 3. A man 4.\n\na dog\n", encoding="utf-8")
@@ -265,9 +223,6 @@ def test_line_stage(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with_stage = Translator(str(runs / "a")).translate(["A dog 3. A man 4.", ""])
     assert [line.lacking for line in with_stage] == [["3", "4"], []]
     assert copy.deepcopy(pickle.loads(pickle.dumps(with_stage[0]))).lacking == ["3", "4"]
-    outcome = command("generate", f"common.user_dir={EXAMPLES / 'line_stage.py'}", *keys, *SENTENCES)
-    assert outcome.code == 0, outcome.err
-    assert "numbers of the sources that outputs lack: 2" in outcome.err
     with pytest.raises(AttributeError, match="no line stage added it"):
         _ = with_stage[0].lackign
 
@@ -288,7 +243,6 @@ def test_keys_of_decoding(runs: Path) -> None:
     printed = [json.loads(line) for line in found.splitlines()]
     eos = 2
     assert outputs(printed) == shown(by_object(runs, processors=[WordReward(eos, 2.0)], beam=3))
-    assert "added to the score of each token" in in_a_process("generate", "keys", "--help", "generation.token_reward")
 
 
 def test_output_format(runs: Path) -> None:
@@ -296,9 +250,6 @@ def test_output_format(runs: Path) -> None:
     found = in_a_process("generate", "output_format", *keys, "format=numbered")
     wanted = [f"{line.id + 1}\t{line.score:.2f}\t{line.text}" for line in by_object(runs)]
     assert found.splitlines() == wanted
-    assert "text | json | fairseq | tsv | numbered" in in_a_process("generate", "output_format", "--help", "format")
-    with pytest.raises(ConfigError, match="format=json exists"):
-        seqgen.extend.register_output_format("json")(print)
 
 
 def test_model_format(runs: Path, tmp_path: Path) -> None:
@@ -310,8 +261,6 @@ def test_model_format(runs: Path, tmp_path: Path) -> None:
         assert numpy.array_equal(weights[name], value.numpy()), name
     tokens = json.loads((tmp_path / "out" / "tokens.json").read_text(encoding="utf-8"))
     assert tokens["target"] == [*loaded.task.target_dictionary]
-    with pytest.raises(ConfigError, match="format=export exists"):
-        seqgen.extend.register_model_format("export")(print)
 
 
 def test_observer(runs: Path, tmp_path: Path) -> None:
@@ -333,51 +282,30 @@ def test_observer(runs: Path, tmp_path: Path) -> None:
 
 
 def test_cache() -> None:
-    """Greedy and beam search use the cache: rounding changes scores slightly; without rounding they are equal."""
-    for beam in (1, 4):
-        settings = {**SETTINGS, "beam": beam, "nbest": beam}
-        one, other = text_model(), text_model()
-        cache.use(other.model)
-        exact, rounded = (Translator(model, **settings).translate(TEXTS) for model in (one, other))
-        differences = [
-            abs(a.score - b.score)
-            for left, right in zip(exact, rounded, strict=True)
-            for a, b in zip(left.hypotheses, right.hypotheses, strict=True)
-        ]
-        assert 0 < max(differences) < 0.05
-        generator = other.task.build_generator([other.model], GenerationConfig(**settings))
-        batch = other.task.collate([(0, other.task.encode_source(TEXTS[0]), None)], other.model)
-        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # without rounding
-            (hypotheses,) = generator.generate(batch)
-        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in exact[0].hypotheses], abs=1e-10)
+    """Its rounding changes scores slightly; without rounding they are equal."""
+    model = text_model()
+    cache.use(model.model)
+    one, other = (Translator(loaded, batch_size=1, **SETTINGS) for loaded in (text_model(), model))
+
+    def scores(translator: Translator) -> list[float]:
+        return [item.score for line in translator.translate(TEXTS) for item in line.hypotheses]
+
+    exact = scores(one)
+    assert 0 < max(abs(a - b) for a, b in zip(exact, scores(other), strict=True)) < 0.05
+    with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # without rounding
+        assert scores(other) == pytest.approx(exact, abs=1e-6)
 
 
-def test_tokenizer(tmp_path: Path) -> None:
+def test_tokenizer() -> None:
     words = Dictionary()
     for token in (CAPITAL, "der", "hund"):
         words.add_symbol(token)
     tokenizer = CasedWordTokenizer(words)
     assert tokenizer.encode("Der Hund der") == [4, 5, 4, 6, 5]
-    save_tokenizer(tokenizer, tmp_path / "tokenizer")
-    again = load_tokenizer(tmp_path / "tokenizer")
-    assert again.decode(again.encode("Der Hund der")) == "Der Hund der"
-    assert again.fingerprint() == tokenizer.fingerprint()
-
-    arguments = training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run")
-    arguments = [argument for argument in arguments if argument != "task=translation"]
-    outcome = command(
-        "train", f"common.user_dir={EXAMPLES / 'tokenizer.py'}", "task=cased_translation", *arguments, *SMALL_FCONV,
-        "optimization.max_update=60", "optimization.lr=[0.02]",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    (translation,) = Translator(str(tmp_path / "run")).translate(["the dog sees a man"])
-    assert CAPITAL not in translation.text
-    known = load_tokenizer(tmp_path / "run" / "tokenizer").dictionary
-    assert {CAPITAL, "hund", "the"} <= set(known.symbols)
-    assert any(word[0].isupper() for word in translation.text.split())
+    assert tokenizer.decode([4, 5, 4, 6, 5]) == "Der Hund der"
 
 
-def test_criterion(tmp_path: Path) -> None:
+def test_criterion() -> None:
     """With ``gamma=0`` it is cross-entropy; its loss and its gradient are finite where ``p = 1``."""
     model, task = build("transformer_tiny"), TinyTask()
     words = torch.tensor([[5, 6, 2], [7, 2, 1]])
@@ -385,9 +313,6 @@ def test_criterion(tmp_path: Path) -> None:
     batch = replace(batch_of([(4, 5, 2), (6, 2)]), target=words, prev_output_tokens=previous)
     focal, plain = FocalCriterion(FocalConfig(0.0), task), CrossEntropyCriterion(CrossEntropyConfig(), task)
     torch.testing.assert_close(focal(model, batch).loss, plain(model, batch).loss)
-    assert {name: float(value) for name, value in focal(model, batch).logging.items()} == pytest.approx(
-        {name: float(value) for name, value in plain(model, batch).logging.items()}
-    )
     lprobs = model(batch.source.src_tokens, batch.source.src_lengths, previous).logits.log_softmax(-1)
     own = lprobs.gather(2, words.unsqueeze(2)).squeeze(2)[words != 1]
     wanted = -((1 - own.exp()) ** 1.5 * own).sum()
@@ -400,22 +325,14 @@ def test_criterion(tmp_path: Path) -> None:
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
 
-    outcome = command(
-        "train", f"common.user_dir={EXAMPLES / 'criterion.py'}", "criterion=focal", "criterion.gamma=1.0",
-        *training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=2",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-
 
 def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("the dog\nthe ☃ dog ☃☃\n", encoding="utf-8")
     text, path = f"input={tmp_path / 'text'}", f"path={runs / 'a'}"
     for arguments, code, shown in (
         ([path, text], 1, "line 2: ☃ ☃☃\n"),
-        ([path, f"input={runs / 'input'}"], 0, ""),
         ([text], 2, "set path=RUN input=FILE\n"),
         ([path, text, "inptu=x"], 2, "did you mean 'input'?"),
-        (["--help", "input"], 0, "text file"),
     ):
         with pytest.raises(SystemExit) as ended:
             run(UnknownWordsConfig, main, "", arguments)
@@ -424,24 +341,12 @@ def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert shown in printed.out + printed.err
 
 
-def _all(found: list[Translation]) -> list[Any]:
-    return [item for line in found for item in line.hypotheses]
-
-
 def test_the_reference_is_the_surface() -> None:
     """Every name is in one group, and the page is what ``python -m tests.reference`` writes."""
     for module in (seqgen.extend, seqgen.config):
         names = [*chain.from_iterable(reference.groups(module).values())]
         assert sorted(names) == sorted({*module.__all__}) == sorted(module.__all__)
     assert (reference.ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference.page()
-
-
-def test_attributes_of_the_decoding_loop_are_described() -> None:
-    for cls in (Session, Member):
-        set_by_init = {
-            *re.findall(r"self\.([a-z]\w*)(?=(?:, self\.\w+)*(?:: .+?)? = )", inspect.getsource(cls.__init__))
-        }
-        assert set_by_init <= {*re.findall(r"^        (\w+): ", cls.__doc__ or "", re.MULTILINE)}
 
 
 def test_methods_that_a_subclass_implements_are_explained() -> None:

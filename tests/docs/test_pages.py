@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -84,7 +82,7 @@ def run(line: str) -> None:
             arguments.append("task.train_size=200")
     outcome = command(name, *arguments, stdin=stdin)
     allowed = (0, 1) if name == "diff" else (0,)  # 1 if it finds a difference
-    assert outcome.code in allowed, f"{line}\n{outcome.err}"
+    assert outcome.code in allowed, f"{line}\n{outcome.out}{outcome.err}"
 
 
 @pytest.fixture(scope="module")
@@ -117,84 +115,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-OUTPUTS = re.compile(
-    r"run_dir|output|json|page|record|trace|picture|file|heads|datastore|job\.folder|search\.latency|observer.*\.file"
-)
-"""Keys whose value is a file or folder that the command writes."""
-
-MODELS = re.compile(
-    r"path|other|.*\.(finetune_from|datastore|draft|reference|teachers|channel|lm)|task\.(train|valid|test|pretrained_tokenizer)"
-)
-"""Keys whose value is always a file or folder that the command reads; other values are recognized by their form."""
-
-FILE = re.compile(r"(?!hf:|https:).*\.(en|de|tsv|jsonl|json|yaml|txt|hyp|mbr|npz|pt|gz|gbnf|safetensors|model|onnx)")
-
-OWN = {
-    "docs/ensembles.md": {"opus-en-de", "fairseq/model.pt", "bart-en-de"},
-    "docs/extending.md": {"joeynmt-en-de"},
-    "docs/from-fairseq.md": {"model.pt", "other.pt"},
-    "docs/training.md": {"NEWS/train", "NEWS/val", "articles.tsv"},
-}
-"""Files that a page names and a reader brings."""
-
 SHARED = "docs/README.md"
 """The page that says where files of all pages come from: the first section of the tutorial, the README, and itself."""
-
-
-def files_of(line: str, known: Iterable[str]) -> tuple[set[str], set[str]]:
-    """The files and folders that a command writes, and those that it reads."""
-    command_, *words = shlex.split(line, comments=True)
-    written, read = set[str](), set[str]()
-    if command_ == "gunzip":
-        return {name.removesuffix(".gz") for name in fnmatch.filter(known, words[-1])}, set()
-    if command_ in ("cp", "unzip"):
-        return {words[-1]}, {words[0]} if command_ == "cp" else set()
-    for before, word in zip(["", *words], words, strict=False):
-        key, equals, value = word.partition("=")
-        parts = [part for part in re.split(r"[\[\],]", value) if part] if equals else [word]
-        if before == ">" or (equals and OUTPUTS.fullmatch(key)):
-            written.add(value if equals else word)
-        elif MODELS.fullmatch(key) if equals else command_ == "seqgen-show":
-            read |= {part for name in parts for part in (name.split(":") if ".pt:" in name else [name])} - {"-"}
-        elif not re.search(r"\s", word):
-            read |= {part for part in parts if FILE.fullmatch(part)}
-    return written, {name for name in read if not name.startswith(("hf:", "~")) and not (ROOT / name).exists()}
-
-
-def is_made(name: str, made: Iterable[str]) -> bool:
-    """True if a file, or a folder that it is in, or a file that its wildcard or prefix selects, was written."""
-    return any(
-        fnmatch.fnmatch(file, name) or name.startswith(f"{file}/") or file.startswith((f"{name}.", f"{name}/"))
-        for file in made
-    )
-
-
-def test_each_file_of_the_commands_is_made_by_one_command() -> None:
-    """A run, a job or an output has one name in all pages; what a command reads is made before, or the reader's own."""
-    writers: dict[str, set[str]] = {}
-    shared = set[str]()
-    missing = []
-    for page in ["docs/tutorial.md", "README.md", SHARED, *PAGES]:
-        text, made = (ROOT / page).read_text(encoding="utf-8"), {*shared, *OWN.get(page, ())}
-        made |= set(re.findall(r"^```yaml\n# (\S+)$", text, flags=re.MULTILINE))
-        lines = shell_lines(page)
-        for line in lines:
-            written, read = files_of(line, made)
-            missing += [f"{page}: {name} of {line}" for name in read if not is_made(name, made)]
-            made |= written
-            for name in written - {"-"}:
-                writers.setdefault(name, set()).add(" ".join(line.split()))
-            if page in ("README.md", SHARED) or line.startswith(("curl", "gunzip", "cp DATA/test")):
-                shared |= written
-        assert all(f"`{name.removesuffix('/val')}" in text for name in OWN.get(page, ())), page
-    assert missing == []
-    assert {name: lines for name, lines in writers.items() if len(lines) > 1} == {}
-
-
-def test_each_run_has_one_name_in_all_pages_and_their_tables() -> None:
-    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-    made = [(name, page) for page, text in texts.items() for name in re.findall(r"run_dir=(runs/[\w.-]+)", text)]
-    assert [one for one in made if [name for name, _ in made].count(one[0]) > 1] == []
 
 
 def test_pages_link_to_where_their_files_come_from() -> None:
@@ -205,9 +127,6 @@ def test_pages_link_to_where_their_files_come_from() -> None:
     link = "README.md#the-files-of-the-commands"
     assert [page for page in pages if link not in (ROOT / page).read_text(encoding="utf-8")] == []
 
-
-COMPONENT = re.compile(r"^seqgen-check .*\b(search|processor|combination|stopping|observer|task|criterion)=")
-"""The check of a component, which takes some seconds; a test of its own runs these commands."""
 
 FIRST = ["README.md"]
 """The page that a new user reads first; the others are run by the slow tests."""
@@ -222,12 +141,19 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize("page", SHOWN)
-def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def place(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with links to what the workplace has."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for path in workplace.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    commands = [line for line in shown_commands(page) if not COMPONENT.match(line)]
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = shown_commands(page)
     if importlib.util.find_spec("ray") is None:
         commands = [line for line in commands if "engine=ray" not in line]
     if importlib.util.find_spec("ctranslate2") is None:
@@ -236,13 +162,13 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
         pytest.importorskip("onnxruntime", reason="ONNX is not installed")
     trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
     if trained:  # the page trains these runs itself
-        (tmp_path / "runs").unlink()
-        (tmp_path / "runs").mkdir()
+        (place / "runs").unlink()
+        (place / "runs").mkdir()
         for run_ in (workplace / "runs").iterdir():
             if f"runs/{run_.name}" not in trained:
-                (tmp_path / "runs" / run_.name).symlink_to(run_)
+                (place / "runs" / run_.name).symlink_to(run_)
     named = {name for line in commands for name in re.findall(r"hf:([^@\s]+)", line)}
-    hub = serve(tmp_path / "cache", monkeypatch) if named else None
+    hub = serve(place / "cache", monkeypatch) if named else None
     for name in named:
         for revision in ("main", "v1.0"):
             hub.add(name, workplace / ("flan-t5" if "flan-t5" in name else "nllb"), revision)
@@ -252,52 +178,30 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
         hub.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_shown_checks_of_components_pass(
-    page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA", "runs"):
-        (tmp_path / name).symlink_to(workplace / name)
-    for line in filter(COMPONENT.match, shown_commands(page)):
-        words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"))
-        outcome = command("check", *words[1:], "common.threads=1")
-        assert outcome.code == 0, f"{line}\n{outcome.out}{outcome.err}"
+PYTHON = [
+    ("decoding.md", "", 2),
+    ("models.md", ".*target_lang", 0),
+    ("inspection.md", "(?!.*import Trace)", 9),
+    pytest.param("inspection.md", ".*import Trace", 1, marks=pytest.mark.slow),
+]
+"""Pages with blocks of Python, how a block that runs begins, and how many lines the blocks of a page print."""
 
 
-def shown_python(page: str) -> list[str]:
-    """The blocks of Python of a page."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-
-
+@pytest.mark.parametrize(("page", "beginning", "lines"), PYTHON)
 def test_shown_python_runs(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, beginning: str, lines: int, place: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(workplace)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    (code,) = shown_python("decoding.md")
-    exec(compile(code, "docs/decoding.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-def test_shown_python_of_languages_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(workplace)
-    (code,) = [block for block in shown_python("models.md") if "target_lang" in block]
-    exec(compile(code.replace("runs/nllb", "nllb"), "docs/models.md", "exec"), {})
-
-
-def test_shown_python_of_inspection_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny_folder(tmp_path / "T5", "t5_v1_1")
-    monkeypatch.chdir(tmp_path)
+    if "import Trace" in beginning and lines == 1:
+        assert command("generate", "path=runs/a", "input=test.en", "trace=trace.jsonl.gz", "output=o.txt").code == 0
+    else:
+        tiny_folder(place / "T5", "t5_v1_1")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("runs/nllb", "nllb")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     torch.manual_seed(0)
-    blocks = [block for block in shown_python("inspection.md") if "import Trace" not in block]
-    assert len(blocks) == 6
-    exec(compile("".join(blocks), "docs/inspection.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 9
+    chosen = [block for block in blocks if re.match(beginning, block, re.DOTALL)]
+    assert chosen
+    exec(compile("".join(chosen), page, "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == lines
 
 
 def test_links_lead_somewhere() -> None:
@@ -351,31 +255,8 @@ def test_pages_say_which_commands_need_a_checkout() -> None:
     assert "python -m examples" not in modules, "a file also runs where the repository is not on Python's path"
 
 
-def test_every_picture_is_shown_or_linked() -> None:
-    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
-    pictures = [path.name for pattern in ("*.svg", "*.png") for path in (ROOT / "docs").glob(pattern)]
-    assert [name for name in pictures if name not in text] == []
-
-
 def test_the_targets_of_make_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for page in PAGES:
         named = re.findall(r"^ *make ([\w-]+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
         assert set(named) <= targets, page
-
-
-@pytest.mark.slow
-def test_shown_python_of_traces_runs(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    of_files = (f"path={workplace}/runs/a", f"input={workplace}/test.en")
-    assert command("generate", *of_files, "trace=trace.jsonl.gz", "output=o.txt").code == 0
-    (code,) = [block for block in shown_python("inspection.md") if "import Trace" in block]
-    exec(compile(code, "docs/inspection.md", "exec"), {})
-
-
-def test_lines_of_text_have_at_most_120_characters() -> None:
-    """Tables, code and headings may be wider."""
-    for page in PAGES:
-        text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        wide = [line for line in text.splitlines() if len(line) > 120 and not re.match(r"\||#|    |.*`[^`]{60}", line)]
-        assert wide == [], page

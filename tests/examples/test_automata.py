@@ -1,11 +1,13 @@
-"""Regular expressions and JSON (examples/papers/automata) by enumeration, and against re and json."""
+"""Regular expressions, JSON, grammars and token healing of examples/papers by enumeration, and against re and json."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +15,60 @@ import pytest
 
 from examples.dates import LetterTokenizer
 from examples.papers.automata.automaton import Automaton
+from examples.papers.automata.characters import Terminal
+from examples.papers.automata.earley import Earley
+from examples.papers.automata.gbnf import GrammarFile, Rules
 from examples.papers.automata.json_texts import Json, JsonConfig, JsonProcessor
+from examples.papers.automata.processor import GrammarConfig, GrammarProcessor
 from examples.papers.automata.regular import Regex, RegexConfig, RegexProcessor
-from seqgen.core.errors import ConfigError
+from examples.papers.token_healing import TokenHealing, TokenHealingConfig
+from seqgen.core.processors import LogitsProcessor
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.building import Resources
-from seqgen.text.translator import Translator
-from tests.commands import command
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
-from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
 EOS = 2
-SOURCES = [(4, 5, 2), (6, 2), (5, 5, 4, 2)]
-PATTERNS = ["", "ab|c", "(a|b)*c", "a+b?", "(ab){2,3}", "a{2}|b{1,}", "[ab]c*", "[^a]{1,2}", "(a*)*b", "(|a)b+", "a.c"]
+SOURCES = [(4, 5, 2), (6, 2), (5, 5, 4, 2), (6, 6, 2)]
 
 
 def reads(automaton: Automaton, text: str) -> bool:
+    state = state_after(automaton, text)
+    return state is not None and automaton.accepts(state)
+
+
+def state_after(automaton: Automaton, text: str) -> Any:
     state: Any = automaton.start
     for character in text:
-        if (state := automaton.step(state, character)) is None:
-            return False
-    return automaton.accepts(state)
+        state = None if state is None else automaton.step(state, character)
+    return state
+
+
+def texts_of(alphabet: str, lengths: Iterable[int]) -> list[str]:
+    return ["".join(letters) for length in lengths for letters in itertools.product(alphabet, repeat=length)]
+
+
+def grammar_of(text: str, folder: Path) -> Path:
+    path = folder / "grammar.gbnf"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+PATTERNS = ["", "ab|c", "(a|b)*c", "a+b?", "(ab){2,3}", "a{2}|b{1,}", "[ab]c*", "[^a]{1,2}", "(a*)*b", "(|a)b+", "a.c"]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_regular_expression_accepts_what_re_matches(pattern: str) -> None:
-    for length in range(7):
-        for text in map("".join, itertools.product("abc", repeat=length)):
-            assert reads(Regex(pattern), text) == (re.fullmatch(pattern, text) is not None), text
+    for text in texts_of("abc", range(7)):
+        assert reads(Regex(pattern), text) == (re.fullmatch(pattern, text) is not None), text
 
 
 def test_classes_and_escapes() -> None:
     for pattern in (r"\d+", r"\w", r"\s", r"[\dx-z\]]", r"\.", r"[a\-c]", r"[^\s]", r"[-a]", "[a-]", "."):
         for character in "a7x-z] \n.c_bß":
             assert reads(Regex(pattern), character) == (re.fullmatch(pattern, character) is not None)
-
-
-def letters(symbols: list[str]) -> tuple[Dictionary, Resources]:
-    words = Dictionary()
-    for symbol in symbols:
-        words.add_symbol(symbol)
-    tokenizer = LetterTokenizer(words)
-    return words, Resources(words, tokenizer.encode, tokenizer.decode)
-
-
-@pytest.mark.parametrize("semantics", ["", "huggingface"])
-@pytest.mark.parametrize("limit", [2, 4])
-def test_the_hypotheses_are_the_best_of_all_outputs_that_match(limit: int, semantics: str) -> None:
-    """With a beam that keeps everything, the search finds exactly the matching outputs within the maximum length."""
-    words, resources = letters(["a", "b", "ab", "ba"])
-    pattern = "(ab)+|a?bb"
-    rule = random_rule(len(words), 3)
-    processor = RegexProcessor.build(RegexConfig(pattern), resources)
-    options = {"processors": [processor], "semantics": semantics, "normalize_scores": False}
-    generator = make_generator([ScriptedModel(rule)], words, beam_size=80, max_len=limit + 1, **options)
-    for source, found in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
-        wanted = {}
-        for length in range(1, limit + 1):
-            for tokens in itertools.product(range(4, len(words)), repeat=length):
-                if re.fullmatch(pattern, "".join(words.symbol(token) for token in tokens)):
-                    output = (*tokens, EOS)
-                    steps = [rule(source, output[:n]).log_softmax(0)[token] for n, token in enumerate(output)]
-                    wanted[output] = float(sum(steps))
-        assert {tuple(h.tokens.tolist()): pytest.approx(h.score) for h in found if h.score > -1e9} == wanted
 
 
 def random_json(generator: random.Random, depth: int) -> Any:
@@ -103,6 +93,155 @@ def test_json_reads_what_json_writes_and_only_what_json_reads() -> None:
     assert reads(Json(3), '{"a":[[]]}')
 
 
+GRAMMARS = {
+    "brackets": 'root ::= "" | "a" root "b" root',
+    "left recursion": 'root ::= root "a" | root "b" root | "c"',
+    "right recursion": 'root ::= "a" root | "b"',
+    "ambiguity": 'root ::= root root | "a" | "bc" | "b" | "c"',
+    "palindromes": 'root ::= "a" root "a" | "b" root "b" | "a"? | "b"',
+    "mutual recursion": 'root ::= x "a" | "b"\nx ::= y "b" | "c"\ny ::= root | x "c" | ""',
+    "cycles": 'root ::= x | "a"\nx ::= root | y | x y\ny ::= root? "b" | ""',
+    "hidden left recursion": 'root ::= e root "a" | "b"\ne ::= "" | "c"',
+    "nullable ends": 'root ::= x e e\nx ::= "a" x e | "b" e\ne ::= "c"*',
+    "not regular": 'root ::= x "c"*\nx ::= "a" x "b" | "ab"',
+}
+
+
+def language(rules: Rules, longest: int, alphabet: str = "abc") -> set[str]:
+    """All texts of the rule ``root`` up to a length, by adding texts until nothing is new."""
+    texts: dict[str, set[str]] = {name: set() for name in rules}
+    changed = True
+    while changed:
+        changed = False
+        for name, alternatives in rules.items():
+            for sequence in alternatives:
+                found = {""}
+                for symbol in sequence:
+                    parts = {c for c in alphabet if symbol.reads(c)} if isinstance(symbol, Terminal) else texts[symbol]
+                    by_length = [[part for part in parts if len(part) == length] for length in range(longest + 1)]
+                    found = {a + b for a in found for same in by_length[: longest + 1 - len(a)] for b in same}
+                changed |= not found <= texts[name]
+                texts[name] |= found
+    return texts["root"]
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_prefixes_and_texts_are_those_of_the_language(name: str, tmp_path: Path) -> None:
+    """A text has a state if some text of the language begins with it, and the state knows the shortest completion."""
+    rules = GrammarFile(grammar_of(GRAMMARS[name], tmp_path)).rules
+    automaton, texts = Earley(rules, "root"), language(rules, 9)
+    assert len(texts) > 5
+    shortest: dict[str, int] = {}
+    for text in texts:
+        for length in range(len(text) + 1):
+            shortest[text[:length]] = min(shortest.get(text[:length], 99), len(text) - length)
+    seen = 0
+    for prefix in texts_of("abc", range(5)):
+        state = state_after(automaton, prefix)
+        assert (state is not None) == (prefix in shortest), prefix
+        if state is not None:
+            assert automaton.accepts(state) == (prefix in texts), prefix
+            assert automaton.remaining(state) == shortest[prefix], prefix
+            seen += 1
+    assert seen > 3
+
+
+@pytest.mark.parametrize(
+    ("written", "pattern"),
+    [
+        ('"a"{2}', "a{2}"),
+        ('"ab"{1,3}', "(ab){1,3}"),
+        ('"ab"{2,} "c"?', "(ab){2,}c?"),
+        ('("a" | "bc")+ [bc]*', "(a|bc)+[bc]*"),
+        ('[^a] . "a"{0,2}', "[^a].a{0,2}"),
+        ('("a"? "b"){2}{1,2}', "((a?b){2}){1,2}"),
+        ('"" | "a" # a comment "c"\n | "\\x62" [\\u0062-c]', "|a|b[b-c]"),
+        ("[a-b-]{3}", "[a-b-]{3}"),
+    ],
+)
+def test_repetitions_and_sets_are_those_of_re(written: str, pattern: str, tmp_path: Path) -> None:
+    automaton = Earley(GrammarFile(grammar_of(f"root ::= {written}", tmp_path)).rules, "root")
+    for text in texts_of("abc-"[: 3 + ("-" in written)], range(6)):
+        assert reads(automaton, text) == (re.fullmatch(pattern, text) is not None), text
+
+
+def resources_of(*symbols: str) -> Resources:
+    """A vocabulary of texts that are joined without spaces."""
+    words = Dictionary()
+    for symbol in symbols:
+        words.add_symbol(symbol)
+    tokenizer = LetterTokenizer(words)
+    return Resources(words, tokenizer.encode, tokenizer.decode)
+
+
+def assert_best_of_allowed(
+    processor: LogitsProcessor,
+    words: Dictionary,
+    longest: int,
+    allowed: Callable[[int, list[str]], bool],
+    **options: Any,
+) -> None:
+    """With a beam that keeps everything, the hypotheses are the outputs that are allowed, with the model's scores."""
+    rules = [random_rule(len(words), seed) for seed in range(options.pop("models", 1))]
+    options = {"processors": [processor], "normalize_scores": False, "min_len": 0, "max_len": longest + 1, **options}
+    generator = make_generator([ScriptedModel(rule) for rule in rules], words, beam_size=420, **options)
+    outputs = [
+        (*tokens, EOS)
+        for length in range(longest + 1)
+        for tokens in itertools.product((0, *range(3, len(words))), repeat=length)
+    ]
+    for line, (source, found) in enumerate(zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True)):
+        wanted = {}
+        for output in outputs:
+            if allowed(line, [words.symbol(token) for token in output[:-1]]):
+                each = [
+                    sum(rule(source, output[:n]).softmax(0)[token] for rule in rules) for n, token in enumerate(output)
+                ]
+                wanted[output] = pytest.approx(sum(math.log(p / len(rules)) for p in each))
+        assert len(wanted) > 2
+        assert {tuple(h.tokens.tolist()): h.score for h in found if h.score > -1e9} == wanted
+
+
+@pytest.mark.parametrize("semantics", ["", "huggingface"])
+@pytest.mark.parametrize("longest", [2, 4])
+def test_outputs_of_a_regular_expression_are_the_best_that_match(longest: int, semantics: str) -> None:
+    resources, pattern = resources_of("a", "b", "ab", "ba"), "(ab)+|a?bb"
+    processor = RegexProcessor.build(RegexConfig(pattern), resources)
+
+    def allowed(line: int, symbols: list[str]) -> bool:
+        return re.fullmatch(pattern, "".join(symbols)) is not None
+
+    assert_best_of_allowed(processor, resources.dictionary, longest, allowed, semantics=semantics)
+
+
+@pytest.mark.parametrize("semantics", ["", "huggingface"])
+@pytest.mark.parametrize("name", ["brackets", "left recursion", "ambiguity", "palindromes", "cycles"])
+def test_outputs_of_a_grammar_are_the_best_of_its_language(name: str, semantics: str, tmp_path: Path) -> None:
+    resources, path = resources_of("a", "b", "c"), grammar_of(GRAMMARS[name], tmp_path)
+    texts = language(GrammarFile(path).rules, 4)
+    processor = GrammarProcessor.build(GrammarConfig(str(path)), resources)
+    words = resources.dictionary
+    assert_best_of_allowed(processor, words, 4, lambda line, symbols: "".join(symbols) in texts, semantics=semantics)
+
+
+HEALED = [("a", "b"), ("", "b"), ("", ""), ("aa", "b")]
+"""For the prefix of each line what is forced, and how the next token begins."""
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_outputs_of_token_healing_have_a_token_that_begins_as_the_prefix_ends(models: int, tmp_path: Path) -> None:
+    resources = resources_of("a", "b", "ab", "ba", "bab")
+    (tmp_path / "prefixes").write_text("ab\nb\n\naab\n")
+    processor = TokenHealing.build(TokenHealingConfig(str(tmp_path / "prefixes")), resources)
+
+    def allowed(line: int, symbols: list[str]) -> bool:
+        forced, start = HEALED[line]
+        rest = symbols[len(forced) :]
+        return symbols[: len(forced)] == [*forced] and bool(rest) and rest[0].startswith(start)
+
+    assert_best_of_allowed(processor, resources.dictionary, 3, allowed, models=models, min_len=1)
+
+
 SYMBOLS = [*'{}[]":0123456789,-.eE+\\u abxtrufalsn', '":', '{"', "]}", '","', "true"]
 
 
@@ -111,7 +250,8 @@ SYMBOLS = [*'{}[]":0123456789,-.eE+\\u abxtrufalsn', '":', '{"', "]}", '","', "t
 @pytest.mark.parametrize("semantics", ["", "huggingface"])
 def test_json_always_parses(limit: int, options: dict[str, Any], semantics: str) -> None:
     """Random models do not end by themselves: nearly all outputs are closed at the maximum length."""
-    words, resources = letters(list(dict.fromkeys(SYMBOLS)))
+    resources = resources_of(*dict.fromkeys(SYMBOLS))
+    words = resources.dictionary
     processor = JsonProcessor.build(JsonConfig("object", 3), resources)
     model = ScriptedModel(random_rule(len(words), 5, sharpness=3.0))
     generator = make_generator(
@@ -124,17 +264,3 @@ def test_json_always_parses(limit: int, options: dict[str, Any], semantics: str)
                 assert len(hypothesis.tokens) <= limit + 1
                 parsed = json.loads("".join(words.symbol(t) for t in hypothesis.tokens.tolist() if t != EOS))
                 assert isinstance(parsed, dict)
-
-
-def test_refusals_and_the_command_line(tmp_path: Path) -> None:
-    translator = Translator(text_model())
-    with pytest.raises(ConfigError, match="no sequence of tokens"):
-        translator.translate(TEXTS, processors=["regex"], **{"processor.regex.pattern": "x+"})
-    with pytest.raises(ConfigError, match="needs tokens for single characters"):
-        translator.translate(TEXTS, processors=["json"])
-    folder = Path(__file__).parent.parent.parent / "examples" / "papers" / "automata"
-    arguments = (f"common.user_dir={folder}", f"path={tmp_path}", "generation.processors=[regex,json]")
-    for key, wanted in (("processor.regex.patern=x", "pattern"), ("processor.json.root=list", "object")):
-        outcome = command("generate", *arguments, key)
-        assert outcome.code == 2
-        assert wanted in outcome.err

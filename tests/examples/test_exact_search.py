@@ -1,26 +1,32 @@
-"""examples/papers/exact_search/exact.py against the enumeration of all outputs, beam search, and itself."""
+"""Exact, best-first and lattice search of examples/papers against the enumeration of all outputs, and beam search."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from examples.papers.best_first_beam import BestFirstBeamSearch
 from examples.papers.exact_search.exact import ExactSearch
-from seqgen.core.errors import ConfigError, DecodingError
+from examples.papers.exact_search.lattice import LatticeSearch
+from seqgen.core.beam_search import BeamSearch
 from seqgen.core.finished import Ranking
-from seqgen.core.observers import Observer
-from seqgen.core.processors import LogitsProcessor
-from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
+from seqgen.core.structures import Hypothesis
+from tests.generators import make_generator, scripted_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.model_zoo import VOCAB, sharp
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.waiting_sentences import sources
 
 pytestmark = pytest.mark.slow
 
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
+RULE = random_rule(vocab=6, seed=4)
 
 
 def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Ranking) -> Pairs:
@@ -40,22 +46,15 @@ def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Rank
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def generator(models: list[ScriptedModel], words: int, search: ExactSearch | None = None, **options: object):
-    return make_generator(models, dictionary(words), search_strategy=search or ExactSearch(at_once=4), **options)
-
-
 @pytest.mark.parametrize("at_once", [1, 3, 50])
 @pytest.mark.parametrize(
     "settings",
     [
         Settings(beam=1, normalize=False, max_len=5),
-        Settings(beam=3, max_len=4),
-        Settings(beam=1, length_penalty=2.0, max_len=5),
         Settings(beam=4, length_penalty=0.3, max_len=4),
         Settings(beam=2, length_penalty=-1.0, max_len=4),
         Settings(beam=2, length_penalty=0.0, temperature=2.0, max_len=3),
         Settings(beam=3, min_len=3, max_len=4, unkpen=2.0),
-        Settings(beam=3, no_repeat_ngram=1, max_len=5),
         Settings(beam=3, no_repeat_ngram=2, max_len=4),
         Settings(beam=3, prefix=(5, 4), max_len=5),
         Settings(beam=3, prefix=(4, 4, 4), max_len=3),
@@ -67,13 +66,11 @@ def generator(models: list[ScriptedModel], words: int, search: ExactSearch | Non
 def test_equals_enumeration(settings: Settings, at_once: int) -> None:
     rule = random_rule(vocab=6, seed=settings.beam, sharpness=2.0)
     ranking = Ranking(settings.normalize, settings.length_penalty)
-    results = generator(
-        [ScriptedModel(rule)],
-        2,
-        ExactSearch(at_once=at_once),
-        **settings.arguments(),
-        max_len_b=settings.max_len,
-    ).generate(batch_of(SOURCES), prefix_tokens=settings.prefixes(len(SOURCES)))
+    options = {**settings.arguments(), "max_len_b": settings.max_len}
+    generator = make_generator(
+        [ScriptedModel(rule)], dictionary(2), search_strategy=ExactSearch(at_once=at_once), **options
+    )
+    results = generator.generate(batch_of(SOURCES), prefix_tokens=settings.prefixes(len(SOURCES)))
     for source, hypotheses in zip(SOURCES, results, strict=True):
         wanted = everything(rule, source, settings, ranking)
         assert_same_pairs(as_pairs(hypotheses), wanted[: settings.beam])
@@ -82,16 +79,8 @@ def test_equals_enumeration(settings: Settings, at_once: int) -> None:
 def test_wu_penalty_and_huggingface_rules() -> None:
     """By Hugging Face's rules an output may also end without end-of-sentence, at the maximum length."""
     rule, longest = random_rule(vocab=6, seed=3), 3
-    found = generator(
-        [ScriptedModel(rule)],
-        2,
-        beam_size=4,
-        max_len_b=longest,
-        min_len=0,
-        len_penalty=1.4,
-        length_penalty_form="wu",
-        semantics="huggingface",
-    ).generate(batch_of(SOURCES[:1]))[0]
+    options = {"max_len_b": longest, "len_penalty": 1.4, "length_penalty_form": "wu", "semantics": "huggingface"}
+    (found,) = scripted_generator([rule], ExactSearch(at_once=4), words=2, **options).generate(batch_of(SOURCES[:1]))
     wanted: Pairs = []
     for length in range(longest + 2):
         for tokens in itertools.product(range(6), repeat=length):
@@ -105,50 +94,107 @@ def test_wu_penalty_and_huggingface_rules() -> None:
 def test_finds_what_a_narrow_beam_misses_and_prunes_most() -> None:
     """Greedy takes w0; the one sentence of probability .36 begins with w1, and few prefixes need be looked at."""
     table = {(): {4: 0.6, 5: 0.4}, (4,): {4: 0.4, 5: 0.3, EOS: 0.3}, (5,): {EOS: 0.9, 4: 0.1}}
-    model = ScriptedModel(table_rule(table, vocab=6))
-    options = {"beam_size": 1, "normalize_scores": False, "max_len_b": 8}
-    found = generator([model], 2, ExactSearch(expansions=4, at_once=1), **options).generate(batch_of([(4, 2)]))[0]
+    options = {"words": 2, "normalize_scores": False, "max_len_b": 8, "min_len": 1}
+    search = ExactSearch(expansions=4, at_once=1)
+    (found,) = scripted_generator([table_rule(table, vocab=6)], search, 1, **options).generate(batch_of([(4, 2)]))
     assert_same_pairs(as_pairs(found), [((5, EOS), math.log(0.36))])
     assert found[0].positional_scores.tolist() == pytest.approx([math.log(0.4), math.log(0.9)])
 
 
-def test_guided_ensemble() -> None:
-    rules = [random_rule(vocab=6, seed=seed) for seed in (1, 2)]
-
-    def mean(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
-        return torch.stack([rule(source, history).softmax(-1) for rule in rules]).mean(0).log()
-
-    def guided(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
-        full, empty = mean(source, history), mean(source[-1:], history)
-        return (empty + 1.5 * (full - empty)).log_softmax(-1)
-
-    options = {"max_len_b": 3, "processors": [Renormalized()]}
-    models = [ScriptedModel(rule) for rule in rules]
-    found = generator(models, 2, beam_size=3, guidance_scale=1.5, **options).generate(batch_of(SOURCES))
-    plain = make_generator([ScriptedModel(guided)], dictionary(2), beam_size=130, **options)
-    for one, two in zip(found, plain.generate(batch_of(SOURCES)), strict=True):
-        assert_same_pairs(as_pairs(one), as_pairs(two)[:3])
-
-
-class Renormalized(LogitsProcessor):
-    def __call__(self, lprobs: torch.Tensor, context: object) -> torch.Tensor:
-        return lprobs.log_softmax(-1)
-
-
 def test_no_possible_output() -> None:
-    model = ScriptedModel(random_rule(vocab=7, seed=1))
-    words = ["<s>", "</s>", "<unk>", "w0", "w1", "w2"]
-    forbidden = generator([model], 3, tokens_to_suppress=words, beam_size=2, max_len_b=4)
+    words = ["<s>", "</s>", "<unk>", "w0", "w1"]
+    forbidden = scripted_generator([RULE], ExactSearch(at_once=4), 2, words=2, tokens_to_suppress=words, max_len_b=4)
     assert forbidden.generate(batch_of([(4, 2), (2,)])) == [[], []]
 
 
-def test_what_it_cannot_do_is_said() -> None:
-    model, batch = ScriptedModel(random_rule(vocab=7, seed=1, sharpness=0.1)), batch_of(SOURCES)
-    with pytest.raises(DecodingError, match="sentence 0 of the batch has scored 50 prefixes"):
-        generator([model], 3, ExactSearch(expansions=50), max_len_b=9).generate(batch)
-    with pytest.raises(DecodingError, match="cumulative scores that only fall"):
-        generator([model], 3, unk_penalty=-5.0).generate(batch)
-    with pytest.raises(ConfigError, match="cannot be streamed"):
-        generator([model], 3).generate(batch, observers=[Observer()])
-    with pytest.raises(ConfigError, match=r"no steps that an observer \(Observer\)"):
-        generator([model], 3, observers=[Observer()]).generate(batch)
+FALLING: dict[str, Any] = {"len_penalty": 0.0, "semantics": "huggingface", "early_stopping": "never"}
+
+
+def decode(search: Any, name: str = "transformer_tiny", **options: Any) -> list[list[Hypothesis]]:
+    values = {"beam_size": 4, "max_len_a": 1.0, "max_len_b": 4, **FALLING, **options}
+    generator = make_generator([sharp(name, seed=3)], dictionary(VOCAB - 4), search_strategy=search, **values)
+    return generator.generate(batch_of(sources(7, seed=6)))
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("transformer_tiny", {"beam_size": 1}),
+        ("transformer_tiny", {"min_len": 4, "unk_penalty": 0.5}),
+        ("t5_tiny", {"beam_size": 7}),
+        ("fconv_uneven", {"tokens_to_suppress": ["w3"], "temperature": 1.5}),
+    ],
+)
+def test_best_first_beams_are_those_of_beam_search(name: str, options: dict[str, Any], at_once: int) -> None:
+    assert_same(decode(BestFirstBeamSearch(at_once), name, **options), decode(BeamSearch(), name, **options), 1e-6)
+
+
+def test_one_prefix_at_a_time_expands_fewest() -> None:
+    """Several at once are expanded before it is known whether all of them are needed."""
+    one, several = BestFirstBeamSearch(at_once=1), BestFirstBeamSearch(at_once=8)
+    for search in (one, several):
+        assert all(decode(search, beam_size=3, max_len_a=0.0, max_len_b=9))
+    assert 0 < one.expansions < several.expansions
+
+
+def test_by_fairseqs_rules_best_first_outputs_are_never_worse() -> None:
+    found, usual = (decode(search, semantics="fairseq") for search in (BestFirstBeamSearch(), BeamSearch()))
+    assert all(one[0].score >= two[0].score - 1e-6 for one, two in zip(found, usual, strict=True))
+
+
+def lattice(
+    source: tuple[int, ...], budget: int, ngram: int, tolerance: int, width: int
+) -> dict[tuple[int, ...], float]:
+    """The outputs of the lattice and their sums, by the algorithm written with dicts and recursion."""
+    cfg, edges, frontier = Settings(max_len=4, min_len=0), {}, []  # prefix -> [(token, lprob, prefix or None)]
+
+    def scored(past: tuple[int, ...]) -> list[tuple[float, int]]:
+        scores = next_scores(RULE, source, past, cfg)
+        return sorted(((s, t) for t, s in enumerate(scores) if s > -math.inf), reverse=True)
+
+    def expand(past: tuple[int, ...], total: float) -> list[tuple[float, tuple[int, ...], int, float]]:
+        edges[past] = [(token, score, None) for score, token in scored(past) if token == EOS]
+        return [(-total - score, past, token, score) for score, token in scored(past) if token != EOS][:width]
+
+    frontier += expand((), 0.0)
+    while frontier and len(edges) < budget:
+        heapq.heapify(frontier)
+        item: Any = heapq.heappop(frontier)
+        while item is not None and len(edges) < budget:
+            negative, past, token, score = item
+            new, item = (*past, token), None
+            twins = [
+                known for known in edges
+                if len(new) >= ngram > 0 and len(known) >= 1 and known[-ngram:] == new[-ngram:]
+                and abs(len(known) - len(new)) <= tolerance and new[: len(known)] != known
+            ]  # fmt: skip
+            edges[past].append((token, score, twins[0] if twins else new))
+            if not twins:
+                further = expand(new, -negative)
+                ends = max((s for _, s, _ in edges[new]), default=-math.inf)
+                if further and further[0][3] > ends:
+                    item = further.pop(0)
+                frontier += further
+    found: dict[tuple[int, ...], float] = {}
+
+    def walk(at: tuple[int, ...], output: tuple[int, ...], total: float) -> None:
+        for token, score, child in edges[at] if len(output) <= cfg.max_len else ():
+            if child is None:
+                found[*output, token] = max(total + score, found.get((*output, token), -math.inf))
+            elif child in edges:
+                walk(child, (*output, token), total + score)
+
+    walk((), (), 0.0)
+    return found
+
+
+@pytest.mark.parametrize(("ngram", "tolerance", "width"), [(0, 0, 3), (1, 0, 4), (1, 1, 6), (2, 2, 4)])
+@pytest.mark.parametrize("budget", [1, 6, 17])
+def test_lattice_search(budget: int, ngram: int, tolerance: int, width: int) -> None:
+    search = LatticeSearch(ngram, tolerance, width, budget, paths=100_000)
+    generator = scripted_generator([RULE], search, 5000, words=2, max_len_b=4, normalize_scores=False)
+    for source, hypotheses in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
+        wanted = lattice(source, budget, ngram, tolerance, width)
+        assert dict(as_pairs(hypotheses)) == pytest.approx(wanted)
+        assert [h.score for h in hypotheses] == pytest.approx(sorted(wanted.values(), reverse=True))

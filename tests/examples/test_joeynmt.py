@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import examples.joeynmt.checkpoint
 import examples.joeynmt.search
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_config import run_folder
-from seqgen.core.errors import DataError, UserError
+from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.text.translator import Translator
 from tests.commands import command
@@ -103,13 +102,6 @@ def test_by_command(tmp_path: Path) -> None:
     assert (again.code, again.out.splitlines()) == (0, best), again.err
 
 
-@pytest.mark.slow
-def test_invariants(tmp_path: Path) -> None:
-    saved(tmp_path / "model", MODELS["mixed"])
-    outcome = command("check", f"common.user_dir={FILES[0]}", f"path={tmp_path / 'model'}", "common.threads=1")
-    assert outcome.code == 0, outcome.out + outcome.err
-
-
 def test_sentencepiece(tmp_path: Path) -> None:
     lines = ["the dog sees a man", "a man has the ball", "the tree"] * 9
     write_sentencepiece(tmp_path / "model", lines, **{"model.tied_embeddings": True, "data.src.lowercase": True})
@@ -125,27 +117,3 @@ def test_sentencepiece(tmp_path: Path) -> None:
     path.write_text("".join(f"{piece}\n" for piece in kept), encoding="utf-8")
     with pytest.raises(DataError, match=r"1 pieces of joint.model, such as '▁.*, are not in .*trg_vocab.txt"):
         load_model(tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"model.encoder.type": "recurrent"},
-            "model.encoder.type='recurrent' is not supported",
-        ),
-        ({"model.decoder.alpha": 1.3}, r"model.decoder.alpha=1.3 is not supported"),
-        ({"model.decoder.activation": "gelu"}, "encoder and decoder differ in activation"),
-        ({"model.decoder.num_heads": None}, "model.decoder.num_heads is 0, not a whole number of at least 1"),
-        ({"model.decoder.num_heads": 3}, "not a multiple of"),
-        ({"model.decoder.num_layers": 3}, "missing: decoder.layers.2."),
-        ({"model.tied_embeddings": True}, "needs one vocabulary for source and target"),
-        ({"data.trg": {"level": "bpe", "tokenizer_type": "fast"}}, "data.trg.tokenizer_type='fast' is not supported"),
-        ({"data.special_symbols.pad_token": "[PAD]"}, r"does not begin with the tokens <unk>, \[PAD\], <s>, </s>"),
-    ],
-)
-def test_options_that_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed(changes)))
-    with pytest.raises(UserError, match=words):
-        load_model(tmp_path)

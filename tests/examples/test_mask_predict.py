@@ -19,7 +19,6 @@ from examples.papers.mask_predict_model import (
     choose_hidden,
 )
 from seqgen.decoding.search.sampling import uniform
-from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import task_of
@@ -141,17 +140,3 @@ def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
             wanted -= sum(float(lprobs[i, token]) for i, token in enumerate(tokens) if hidden[row, i])
     assert float(found.loss) == pytest.approx(wanted, abs=1e-9)
     assert found.sample_size == int(hidden.sum())
-
-
-@pytest.mark.slow
-def test_commands(tmp_path: Path) -> None:
-    """One command trains, with validation by mask-predict, and another one decodes."""
-    data, run = corpus(tmp_path / "DATA"), tmp_path / "run"
-    files = f"common.user_dir=[{PAPERS}/mask_predict_model.py,{PAPERS}/mask_predict.py]"
-    model = ["model=mask_predict", *SMALL_TRANSFORMER[1:], "criterion=mask_predict", "optimization.max_update=3"]
-    arguments = [*training_arguments(data, run), *model, files, "generation.search=mask_predict"]
-    assert command("train", *arguments, "dataset.validate_decode=4").code == 0
-    decoding = [files, f"path={run}", f"input={data}/test.en", "generation.max_len=6"]
-    outcome = command("generate", *decoding, "search.iterations=4")
-    assert outcome.code == 0, outcome.err
-    assert len(outcome.out.splitlines()) == 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -23,7 +22,6 @@ from examples.papers.mbr.utilities import Embedding, Ter
 from seqgen.text.reranking import Bleu, Chrf, Matrix, Utility
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
@@ -188,15 +186,14 @@ def test_low_rank_reconstructs_a_low_rank_matrix() -> None:
 def test_embedding_is_the_cosine_of_mean_states() -> None:
     """With an encoder whose states are rows of a table, and a tokenizer that pads on the right."""
     table = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    ids = {"a b": [1, 2], "c": [3], "a b c a": [1, 2, 3, 1]}
 
     class Inputs(dict[str, torch.Tensor]):
         def to(self, device: Any) -> Inputs:
             return self
 
     def tokenizer(texts: list[str], **keys: Any) -> Inputs:
-        words = [[1 + ord(word) - ord("a") for word in text.split()] for text in texts]
-        longest = max(map(len, words))
-        rows = torch.tensor([row + [0] * (longest - len(row)) for row in words])
+        rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids[text]) for text in texts], batch_first=True)
         return Inputs(input_ids=rows, attention_mask=(rows > 0).long())
 
     encoder = mock.Mock(side_effect=lambda input_ids, attention_mask: mock.Mock(last_hidden_state=table[input_ids]))
@@ -204,26 +201,5 @@ def test_embedding_is_the_cosine_of_mean_states() -> None:
     found = Embedding(tokenizer, encoder).compare(texts, references)
     for i, own in enumerate(texts):
         for j, other in enumerate(references):
-            one, two = (
-                torch.stack([table[1 + ord(word) - ord("a")] for word in text.split()]).mean(0) for text in (own, other)
-            )
+            one, two = (table[ids[text]].mean(0) for text in (own, other))
             assert found[i, j] == pytest.approx(100 * float(torch.cosine_similarity(one, two, dim=0)), abs=1e-3)
-
-
-def test_on_the_command_line(tmp_path: Path) -> None:
-    corpus(tmp_path / "DATA")
-    arguments = training_arguments(tmp_path / "DATA", tmp_path / "run")
-    trained = command("train", *arguments, *SMALL_FCONV, "optimization.max_update=2")
-    assert trained.code == 0, trained.err
-    outcome = command(
-        *("generate", f"path={tmp_path / 'run'}", "input=-", "generation.beam=6", "generation.max_len_b=8"),
-        *("format=json", "common.device=cpu", "common.threads=1", f"common.user_dir={FOLDER}"),
-        *("generation.rerank=mbr_pruned", "reranker.first=2", "reranker.utility=ter"),
-        "reranker.utility_keys={case_sensitive:true}",
-        "reranker.references={sampling:true,epsilon_cutoff:0.02,beam:10,seed:3,max_len_b:8}",
-        stdin=b"the dog sees the man\nthe tree\n",
-    )
-    assert outcome.code == 0, outcome.err
-    lines = [json.loads(line) for line in outcome.out.splitlines()]
-    assert len(lines) == 2
-    assert all(line["hypotheses"][0]["rerank_score"] <= 0 for line in lines)

@@ -1,31 +1,39 @@
-"""examples/papers/simultaneous.py and latency.py against plain loops over one sentence, and against beam search."""
+"""examples/papers/simultaneous.py, align_att.py and latency.py against plain loops over one sentence."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
-from examples.papers.latency import LatencyConfig, average_lagging, report
+from examples.papers.align_att import AlignAtt
+from examples.papers.latency import average_lagging
 from examples.papers.simultaneous import WaitK
-from seqgen.cli.command import run as run_command
-from seqgen.text.translator import Translator
-from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
-from tests.generators import scripted_generator
+from seqgen.core.structures import DecoderOut, EncoderOut
+from tests.generators import make_generator, scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.reference_search import EOS, Beam, Settings, beam_search
-from tests.scripted_model import batch_of, random_rule
+from tests.reference_search import EOS, Beam, Settings, beam_search, next_scores
+from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary, random_rule
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
-SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), (5, 6, 7, 2)]
+SOURCES = [
+    (4, 5, 2),
+    (6, 2),
+    (4, 8, 7, 4, 6, 2),
+    (2,),
+    (5, 6, 7, 2),
+    (8, 8, 5, 4, 7, 6, 4, 5, 2),
+    (7, 5, 8, 6, 6, 4, 7, 2),
+]
 RULE = random_rule(vocab=9, seed=4)
 
 
-def plain(source: tuple[int, ...], k: int, beam: int) -> Pairs:
+def wait_k(source: tuple[int, ...], k: int, beam: int) -> Pairs:
     """Beam search over prefixes, as loops over one sentence; a hypothesis ends when the source is read."""
     words, longest = len(source) - 1, 5
 
@@ -41,10 +49,70 @@ def plain(source: tuple[int, ...], k: int, beam: int) -> Pairs:
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_search(k: int, beam: int) -> None:
+def test_wait_k(k: int, beam: int) -> None:
     found = scripted_generator([RULE], WaitK(k), beam).generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, found, strict=True):
-        assert_same_pairs(as_pairs(hypotheses), plain(source, k, beam))
+        assert_same_pairs(as_pairs(hypotheses), wait_k(source, k, beam))
+
+
+def weights_of(rule: Rule, source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+    """Attention ``(S,)`` by the source read so far and the generated tokens; larger at the beginning."""
+    logits = rule((*source, 0), (*history, 0))[: len(source)]
+    return (logits - 0.3 * torch.arange(len(source))).softmax(0)
+
+
+class AligningDecoder(ScriptedDecoder):
+    """A scripted decoder with the attention of ``weights_of`` at the newest position."""
+
+    def forward(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        logits, attention = super().forward(prev_output_tokens, encoder_out, *arguments, **options)
+        if attention is not None:
+            attention = torch.zeros_like(attention)
+            mask = encoder_out.encoder_padding_mask
+            for row, tokens in enumerate(prev_output_tokens.tolist()):
+                size = attention.size(2) if mask is None else int((~mask[row]).sum())
+                source = tuple(encoder_out.encoder_out[row, :size, 0].tolist())
+                attention[row, -1, :size] = weights_of(self.rule, source, tuple(tokens[1:]))
+        return DecoderOut(logits, attention)
+
+
+def align_att(source: tuple[int, ...], f: int) -> tuple[Pairs, list[int]]:
+    """Read a token, decode to the end, keep the tokens before the first one that must wait; and again."""
+    cfg, words, emitted, total = Settings(max_len=5, min_len=0), len(source) - 1, (), 0.0
+    delays: list[int] = []
+    for g in range(min(1, words), words + 1):
+        read = source if g == words else source[:g]
+        hypothesis, aligned = [], []
+        while not hypothesis or hypothesis[-1][0] != EOS:
+            history = (*emitted, *(token for token, _ in hypothesis))
+            scores = next_scores(RULE, read, history, cfg)
+            hypothesis.append((scores.index(max(scores)), max(scores)))
+            aligned.append(1 + int(weights_of(RULE, read, history).argmax()))
+        for (token, score), position in zip(hypothesis, aligned, strict=True):
+            if g < words and (position > g - f or token == EOS):
+                break
+            emitted, total, delays = (*emitted, token), total + score, [*delays, g]
+    return [(emitted, total / len(emitted))], delays[:-1]
+
+
+@pytest.mark.parametrize("f", [1, 2, 3])
+def test_align_att(f: int, tmp_path: Path) -> None:
+    file, model = tmp_path / "latency.jsonl", ScriptedModel(RULE)
+    model.decoder = AligningDecoder(RULE, 1000)
+    search = AlignAtt(f, str(file))
+    options = {"max_len_b": 5, "min_len": 0, "beam_size": 3}
+    found = make_generator([model], dictionary(5), search_strategy=search, **options).generate(batch_of(SOURCES))
+    lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
+    assert len(lines) == len(SOURCES)
+    early = 0
+    for number, (source, hypotheses) in enumerate(zip(SOURCES, found, strict=True)):
+        pairs, delays = align_att(source, f)
+        assert_same_pairs(as_pairs(hypotheses), pairs)
+        assert (lines[number]["source"], lines[number]["delays"]) == (len(source) - 1, delays)
+        early += sum(delay < len(source) - 1 for delay in delays)
+    assert early > 1  # tokens are emitted before the source is complete
 
 
 def lagging(delays: list[int], source: int, target: int) -> float:
@@ -63,43 +131,7 @@ def test_average_lagging() -> None:
         for size in range(1, 8):
             for k in range(1, 8):
                 delays = [min(k + t, source) for t in range(size)]
-                assert average_lagging(delays, source, size) == pytest.approx(lagging(delays, source, size))
-                assert average_lagging(delays, source, 9) == pytest.approx(lagging(delays, source, 9))
+                for target in (size, 9):
+                    assert average_lagging(delays, source, target) == pytest.approx(lagging(delays, source, target))
     assert average_lagging([3, 4, 5, 6, 6, 6], 6, 6) == 3  # equally long: wait-k lags k tokens behind
-    assert average_lagging([6] * 4, 6, 4) == 6
     assert average_lagging([], 6, 0) == 6
-
-
-@pytest.mark.slow
-def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One command decodes and writes the delays, and another one prints the average lagging."""
-    data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "latency.jsonl"
-    arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=1"]
-    assert command("train", *arguments).code == 0
-    user_file = ROOT / "examples" / "papers" / "simultaneous.py"
-    decode = (
-        f"common.user_dir={user_file}",
-        f"path={run}",
-        f"input={data}/test.en",
-        "common.threads=1",
-        "generation.max_len_b=9",
-    )
-    outcome = command("generate", *decode, "generation.search=wait_k", "search.k=2", f"search.latency={file}")
-    assert outcome.code == 0, outcome.err
-    lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
-    tokenizer = Translator(str(run)).task
-    sources = (data / "test.en").read_text(encoding="utf-8").splitlines()
-    references = (data / "test.de").read_text(encoding="utf-8").splitlines()
-    assert sorted(lines) == list(range(len(sources)))
-    plain_, adaptive = [], []
-    for number, (source, reference) in enumerate(zip(sources, references, strict=True)):
-        size, delays = len(tokenizer.encode_source(source)) - 1, lines[number]["delays"]
-        assert (lines[number]["source"], delays) == (size, [min(2 + t, size) for t in range(len(delays))])
-        plain_.append(lagging(delays, size, len(delays)))
-        adaptive.append(lagging(delays, size, max(len(delays), len(tokenizer.encode_target(reference)) - 1)))
-    with pytest.raises(SystemExit) as exit_:
-        run_command(LatencyConfig, report, "", [f"path={run}", f"latency={file}", f"reference={data}/test.de"])
-    assert exit_.value.code == 0
-    count = len(sources)
-    wanted = f"{count} lines, AL {sum(plain_) / count:.2f}, LAAL {sum(adaptive) / count:.2f} source tokens"
-    assert wanted in capsys.readouterr().out

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from examples.papers.subword_regularization import Sampler, SubwordRegularizationConfig, SubwordRegularizationTask
-from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from tests.commands import command, corpus
 
@@ -53,11 +50,6 @@ def test_training_pairs_are_sampled(tmp_path: Path, joined: bool) -> None:
         assert len(target) <= longest
     valid = task.dataset("valid")
     assert len({tuple(valid.example(0, epoch=number, seed=1).source.tolist()) for number in range(9)}) == 1
-
-
-def test_other_tokenizers_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs task\.tokenizer=sentencepiece"):
-        Sampler(WhitespaceTokenizer(Dictionary()), 0.1, -1)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.data.test_noising import EOS, NOISE, SENTINELS, WORDS, restore, text
 FILE = Path(__file__).parent.parent.parent / "examples" / "papers" / "t5_objectives.py"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 10**6))
 def test_hidden_tokens_restore_the_text(length: int, density: float, seed: int) -> None:
     tokens = text(length, seed)
@@ -28,7 +28,7 @@ def test_hidden_tokens_restore_the_text(length: int, density: float, seed: int) 
     assert len(target) <= objective.lengths(length)[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["span_drop", "iid_drop"]), st.integers(1, 200), st.integers(0, 10**6))
 @example("span_drop", 1, 0)
 def test_dropped_tokens_are_the_target(name: str, length: int, seed: int) -> None:
@@ -42,7 +42,7 @@ def test_dropped_tokens_are_the_target(name: str, length: int, seed: int) -> Non
     assert len(target) <= objective.lengths(length)[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["mass", "deshuffling", "prefix_lm"]), st.integers(1, 200), st.integers(0, 10**6))
 def test_objectives_whose_target_is_text(name: str, length: int, seed: int) -> None:
     tokens = text(length, seed)

@@ -1,43 +1,48 @@
-"""The uncertainty of ensembles (examples/papers/uncertainty.py) against its definitions, token by token."""
+"""Uncertainty of ensembles and of dropout (examples/papers) against its definitions, token by token."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from examples.papers.mc_dropout import McDropout
 from examples.papers.uncertainty import MEASURES, UncertaintyObserver
-from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Hypothesis
-from seqgen.text.translator import Translator
-from tests.commands import command
+from seqgen.decoding.search.sampling import uniform
+from seqgen.modules.dropout import Dropout
 from tests.generators import make_generator
-from tests.model_zoo import VOCAB as TINY, sharp
+from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
-from tests.text_models import TEXTS, text_model
 from tests.waiting_sentences import assert_continuous_equals_alone, sources
 
 pytestmark = pytest.mark.slow
 
+
 WORDS = dictionary(3)
-VOCAB, EOS, WORD_IDS = len(WORDS), 2, (4, 5, 6)
+EOS, WORD_IDS = 2, (4, 5, 6)
 LENGTH = 3
-SOURCES = [(4, 5, 2), (6, 2)]
+SCRIPTED_SOURCES = [(4, 5, 2), (6, 2)]
 
 
 def rule_of(seed: int) -> Rule:
     """Random words; the output has at most ``LENGTH`` tokens, and padding and special tokens are impossible."""
-    plain = random_rule(VOCAB, seed)
+    plain = random_rule(len(WORDS), seed)
 
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
         logits = plain(source, history)
         allowed = [EOS] if len(history) == LENGTH - 1 else [*WORD_IDS] if not history else [EOS, *WORD_IDS]
-        forbidden = [token for token in range(VOCAB) if token not in allowed]
+        forbidden = [token for token in range(len(WORDS)) if token not in allowed]
         logits[forbidden] = -torch.inf
         return logits
 
@@ -48,13 +53,9 @@ def decode(file: Path, rules: list[Rule], beam: int) -> tuple[list[dict[str, Any
     observer = UncertaintyObserver(str(file), 2.0)
     models = [ScriptedModel(rule) for rule in rules]
     generator = make_generator(models, WORDS, beam_size=beam, max_len_b=LENGTH, observers=[observer])
-    hypotheses = generator.generate(batch_of(SOURCES))
-    lines = sorted(read(file), key=lambda line: line["sentence"])
+    hypotheses = generator.generate(batch_of(SCRIPTED_SOURCES))
+    lines = sorted(map(json.loads, file.read_text().splitlines()), key=lambda line: line["sentence"])
     return lines, hypotheses
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def entropy(probabilities: list[float]) -> float:
@@ -74,7 +75,7 @@ def test_the_measures_of_each_token_are_the_definitions(tmp_path: Path) -> None:
     """Beams are reordered, and sentences leave the batch at different steps: each token has those of its own prefix."""
     rules = [rule_of(seed) for seed in (1, 2, 3)]
     lines, results = decode(tmp_path / "out.jsonl", rules, beam=4)
-    for source, line, hypotheses in zip(SOURCES, lines, results, strict=True):
+    for source, line, hypotheses in zip(SCRIPTED_SOURCES, lines, results, strict=True):
         assert len(line["hypotheses"]) == len(hypotheses) == 4
         log_probabilities = []
         for output, hypothesis in zip(line["hypotheses"], hypotheses, strict=True):
@@ -105,7 +106,7 @@ def test_the_measures_of_each_token_are_the_definitions(tmp_path: Path) -> None:
 def test_continuous_batching_gives_the_same_fields() -> None:
     models = [sharp("transformer_tiny", seed) for seed in (1, 2)]
     generator = make_generator(
-        models, dictionary(TINY - 4), beam_size=3, max_len_a=1.0, max_len_b=3, observers=[UncertaintyObserver()]
+        models, dictionary(VOCAB - 4), beam_size=3, max_len_a=1.0, max_len_b=3, observers=[UncertaintyObserver()]
     )
     assert generator.can_merge
     asked = assert_continuous_equals_alone(generator, sources(13, seed=2), 4)
@@ -113,14 +114,64 @@ def test_continuous_batching_gives_the_same_fields() -> None:
     assert generator.generate(batch_of(sources(2, seed=2)))[0][0].fields["knowledge"].max() > 0.01
 
 
-def test_keys_and_refusals(tmp_path: Path) -> None:
-    keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / "out.jsonl")}
-    with pytest.raises(ConfigError, match="compares the members of an ensemble"):
-        Translator(text_model()).translate(TEXTS, **keys)
-    with pytest.raises(ConfigError, match="below its minimum"):
-        Translator(text_model()).translate(TEXTS, **keys, **{"observer.uncertainty.temperature": 0.0})
-    file = Path(__file__).parent.parent.parent / "examples" / "papers" / "uncertainty.py"
-    arguments = (f"common.user_dir={file}", f"path={tmp_path}", "generation.observers=[uncertainty]")
-    outcome = command("generate", *arguments, "observer.uncertainty.fil=x")
-    assert outcome.code == 2
-    assert "observer.uncertainty.file" in outcome.err
+RATE, SEED, MEMBERS = 0.3, 9, 3
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (7, 8, 2)]
+IDS = [5, 2, 11, 0]
+
+
+@contextmanager
+def masked(model: torch.nn.Module, member: int, line: int, part: int) -> Iterator[None]:
+    """All calls of dropout multiply by the mask of the line: its n-th call in a pass has the n-th mask."""
+    calls = itertools.count()
+
+    def multiply(module: torch.nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        (x,) = arguments
+        numbers = uniform(SEED, member, part, next(calls), line, torch.arange(x.size(-1))).tolist()
+        return x * torch.tensor([0.0 if number < RATE else 1 / (1 - RATE) for number in numbers], dtype=x.dtype)
+
+    found = [module for name, module in model.named_modules() if isinstance(module, Dropout) and "attn" not in name]
+    handles = []
+    for module in found:
+        module.training, module.p = True, 0.0  # its own dropout changes nothing
+        handles.append(module.register_forward_hook(multiply))
+    try:
+        yield
+    finally:
+        for module, handle in zip(found, handles, strict=True):
+            module.training = False
+            handle.remove()
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "fconv_tiny"])
+def test_members_are_the_models_with_the_masks_of_the_formula(name: str) -> None:
+    """Beams cross and sentences leave the batch; a pass over the whole output has no cache."""
+    model = sharp(name, seed=3)
+    observer = UncertaintyObserver()
+    generator = make_generator(
+        [model] * MEMBERS, dictionary(VOCAB - 4), search_strategy=McDropout(SEED, RATE), observers=[observer],
+        beam_size=3, max_len_a=1.0, max_len_b=2, min_len=0,
+    )  # fmt: skip
+    batch = replace(batch_of(SOURCES), ids=torch.tensor(IDS))
+    results = generator.generate(batch)
+    assert len({len(one.tokens) for found in results for one in found}) > 2
+    assert not any(module.training for module in model.modules())
+    start = model.start_token(EOS)
+    for source, line, hypotheses in zip(SOURCES, IDS, results, strict=True):
+        for hypothesis in hypotheses:
+            previous = torch.tensor([[start, *hypothesis.tokens.tolist()[:-1]]])
+            each = []
+            with torch.no_grad():
+                for member in range(MEMBERS):
+                    with masked(model, member, line, 0):
+                        encoder_out = model.encoder(torch.tensor([source]), torch.tensor([len(source)]))
+                    with masked(model, member, line, 1):
+                        logits = model.decoder(previous, encoder_out)[0]
+                    each.append(logits[0].double().log_softmax(-1))
+            places = torch.arange(len(hypothesis.tokens))
+            wanted = torch.stack([lprobs[places, hypothesis.tokens] for lprobs in each], dim=1)
+            torch.testing.assert_close(hypothesis.fields["member_lprobs"].double(), wanted, atol=1e-6, rtol=0)
+            mean = torch.stack(each).exp().mean(0)
+            total = -(mean * mean.log()).sum(-1)
+            data = -torch.stack([(lprobs.exp() * lprobs).sum(-1) for lprobs in each]).mean(0)
+            torch.testing.assert_close(hypothesis.fields["knowledge"].double(), total - data, atol=1e-6, rtol=0)
+            assert hypothesis.fields["knowledge"].max() > 1e-4

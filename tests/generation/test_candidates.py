@@ -31,15 +31,6 @@ def test_two_stages_find_what_a_plain_top_k_finds(beam: int, vocab: int, dead: b
     assert torch.equal((found.beams * vocab + found.tokens)[:, : best.size(1)][alive], entries[alive])
 
 
-def test_the_best_may_stand_behind_the_last_whole_block() -> None:
-    lprobs = torch.zeros(1, 2, 64 * 12 + 5)
-    lprobs[0, 1, 64 * 12 + 3] = 2.0
-    lprobs[0, 0, 64 * 11 + 63] = 1.0
-    found = best_continuations(lprobs, torch.zeros(1, 2), 4)
-    assert found.tokens[0, :2].tolist() == [64 * 12 + 3, 64 * 11 + 63]
-    assert found.beams[0, :2].tolist() == [1, 0]
-
-
 def test_normalizer(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(9, 50, dtype=torch.float64) * 20
     logits[2, 7:] = -torch.inf

@@ -9,20 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerateConfig
-from seqgen.config.compose import compose
 from seqgen.core.combinations import Combination, ProbabilityMean
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.decoding.combinations import Fusion
-from seqgen.decoding.options import build_setup
-from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.registry import COMBINATIONS
 from tests.covering import covering
-from tests.generators import make_generator, resources
-from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
-from tests.model_zoo import VOCAB, sharp
-from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.strategy_zoo import SOURCES, STRATEGIES, Readable, decode, lines
+from tests.generators import resources
+from tests.hypotheses import assert_same
+from tests.scripted_model import ScriptedModel, dictionary, random_rule
+from tests.strategy_zoo import STRATEGIES, Readable, decode, lines
 
 FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "probability": ({"weights": [1.0, 2.0, 5.0]}, lambda p, q, r: (p / 8 + q / 4 + 5 * r / 8).log()),
@@ -103,17 +96,3 @@ def test_a_combination_that_changes_a_single_model_is_not_skipped() -> None:
             for own in (Sharper(), Mine()):
                 found = decode(search, [ScriptedModel(rule)], lines(), 5, combination=own, semantics=semantics)
                 assert_same(found, decode(search, [sharper], lines(), 5, semantics=semantics))
-
-
-def test_diverse_beam_and_fusion_from_the_configuration() -> None:
-    models, words = [sharp("transformer_tiny"), sharp("fconv_tiny")], dictionary(VOCAB - 4)
-    keys = "search=diverse_beam", "combination=fusion", "beam=4", "max_len_b=6"
-    overrides = [*(f"generation.{key}" for key in keys), "search.groups=2", "combination.weight=0.2"]
-    cfg = compose(GenerateConfig, overrides).generation
-    found = SequenceGenerator(build_setup(models, words, cfg)).generate(batch_of(SOURCES))
-    by_hand = make_generator(
-        *(models, words),
-        **{"beam_size": 4, "max_len_b": 6, "search_strategy": DiverseBeamSearch(2, 0.5), "combination": Fusion(0.2)},
-    ).generate(batch_of(SOURCES))
-    for one, two in zip(found, by_hand, strict=True):
-        assert_same_pairs(as_pairs(one), as_pairs(two))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source
@@ -18,7 +17,7 @@ from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
 from tests.model_zoo import VOCAB, ZOO, registered, sharp
-from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+from tests.scripted_model import batch_of, dictionary
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 
@@ -124,19 +123,6 @@ def test_equals_the_formula(name: str) -> None:
     assert [h.tokens.tolist() for h in found] == plain(model, batch, 0.5, 3, 6)
 
 
-def test_forbidden_tokens() -> None:
-    """Forbidden tokens are not generated, though their features are the newest; a sentence without others ends."""
-    model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
-    words = [f"w{number}" for number in range(VOCAB - 4)]
-    for hypothesis in decode(model, batch, tokens_to_suppress=words[:-1], penalty_alpha=1.0, contrastive_topk=VOCAB):
-        assert set(hypothesis.tokens.tolist()) <= {0, 2, 3, VOCAB - 1}
-    everything = ["<s>", "</s>", "<unk>", *words]
-    generator = make_generator(
-        [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), tokens_to_suppress=everything
-    )
-    assert generator.generate(batch_of([(4, 2), (5, 2)])) == [[], []]
-
-
 def test_up_to_the_last_position_of_a_table() -> None:
     """A table of learned positions has no place for a token after the last."""
     torch.manual_seed(0)
@@ -144,17 +130,3 @@ def test_up_to_the_last_position_of_a_table() -> None:
     for semantics in ("fairseq", "huggingface"):
         results = decode(model, batch_of(SOURCES), min_len=50, semantics=semantics, max_len_b=50)
         assert all(len(hypothesis.tokens) == 6 for hypothesis in results)
-
-
-def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
-    search, words = ContrastiveSearch(), dictionary(VOCAB - 4)
-    batch = batch_of(SOURCES)
-    two = make_generator([sharp("fconv_tiny")] * 2, words, search_strategy=search)
-    with pytest.raises(ConfigError, match="features of a single model and does not support ensembles"):
-        two.generate(batch)
-    guided = make_generator([sharp("fconv_tiny")], words, search_strategy=search, guidance_scale=2.0)
-    with pytest.raises(ConfigError, match="guidance"):
-        guided.generate(batch)
-    scripted = make_generator([ScriptedModel(random_rule(VOCAB, 0))], words, search_strategy=search)
-    with pytest.raises(ConfigError, match="ScriptedDecoder has no extract_features"):
-        scripted.generate(batch)

@@ -1,14 +1,13 @@
-"""Finished hypotheses by hand: the length penalty, which candidates finish, and when a sentence is done."""
+"""Finished hypotheses by hand: the length penalty, equal scores, and sentences whose candidates have all ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 
 from seqgen.core.candidates import Candidates
-from seqgen.core.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished, Ranking
+from seqgen.core.finished import BestFinished, Ranking
 from tests.step_contexts import batch_info
 
 NEVER = -torch.inf
@@ -28,44 +27,6 @@ def test_length_penalties() -> None:
     assert Ranking(True, 1.0).score(sums, torch.tensor([3, 4])).tolist() == [-2.0, -3.0]
     assert Ranking(True, 1.0, "wu").score(sums, 1).tolist() == [-6.0, -12.0]  # (5 + 1) / 6
     assert Ranking(True, 2.0, "wu").score(sums, 7).tolist() == [-1.5, -3.0]  # ((5 + 7) / 6) ** 2
-
-
-def test_the_first_beam_candidates_finish_as_long_as_places_are_free() -> None:
-    found = FirstFinished(batch_info(1, 2), Ranking(False))
-    scores = [-1.0, -2.0, -3.0, -4.0]
-    active = found.finalize(candidates(scores), torch.tensor([[False, True, True, False]]), 0, None)
-    assert found.tokens.tolist() == [[11, 0]]  # the candidate of rank 3 is not among the first 2
-    assert active.tokens.tolist() == [[10, 13]]
-    found.finalize(candidates(scores), torch.tensor([[True, True, False, False]]), 1, None)
-    assert found.tokens.tolist() == [[11, 10]]
-    assert found.lengths.tolist() == [[1, 2]]
-
-
-@pytest.mark.parametrize("kind", [FirstFinished, EachRow])
-def test_a_sentence_is_done_at_its_own_maximum(kind: type[FinishedHypotheses]) -> None:
-    found, active = kind(batch_info(3, 2), Ranking()), candidates([-1.0, -2.0], [-1.0, -2.0], [NEVER, NEVER])
-    assert found.done(active, 4, torch.tensor([4, 5, 9])).tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("early_stopping", "len_penalty", "best", "done"),
-    [
-        ("true", 1.0, 0.0, True),
-        ("false", 1.0, -7.9, False),  # -7.9 / 4 is better than -2
-        ("false", 1.0, -8.0, True),
-        ("never", 1.0, -19.9, False),  # -19.9 / 10 is better than -2, with 9 tokens and end-of-sentence
-        ("never", 1.0, -20.0, True),
-        ("never", -1.0, -0.4, False),  # a shorter output is better: -0.4 * 4
-        ("never", -1.0, -0.5, True),
-    ],
-)
-def test_when_no_active_beam_can_be_better(early_stopping: str, len_penalty: float, best: float, done: bool) -> None:
-    """After 3 tokens, of at most 9; the worst finished hypothesis has a score of -2."""
-    found = BestFinished(batch_info(1, 2), Ranking(True, len_penalty), early_stopping)
-    sums = [-1.0 / 2 if len_penalty < 0 else -2.0, -1.0 if len_penalty < 0 else -4.0]
-    found.finalize(candidates([*sums, -5.0, -5.0]), torch.tensor([[True, True, False, False]]), 1, None)
-    assert found.scores.tolist() == [[-1.0, -2.0]]
-    assert found.done(candidates([best, NEVER]), 3, torch.tensor([9])).tolist() == [done]
 
 
 def test_of_equal_scores_the_hypothesis_that_finished_first_is_kept() -> None:

@@ -109,7 +109,7 @@ ELSEWHERE = {
     "components": "keys of components, each tested where it is defined",
     "rerank": "names of the user's own classes (test_rerank.py)",
     "remove_invalid": "acts on damaged scores, which no sound model gives (test_processors.py)",
-    "top_tokens": "changes no output (test_top_tokens.py)",
+    "top_tokens": "changes no output (test_search.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",
 }

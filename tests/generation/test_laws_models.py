@@ -24,7 +24,7 @@ IN_FLOAT32 = (
 """The invariants that are also tested with the kernels of float32."""
 
 BY_CACHE = ("steps after rolling back", "batches that join")
-"""The invariants that test_fast_modules.py tests with each kind of cache."""
+"""The invariants that tests/modules/test_fast_paths.py tests with each kind of cache."""
 
 ATTENTION = {"attention is a distribution", "attention in steps"}
 ABSENT = {

@@ -15,28 +15,7 @@ from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.context import StepContext
 from seqgen.core.processors import LogitsProcessor
 from seqgen.decoding.combinations import Guidance
-from seqgen.decoding.processors import warpers as cutoffs
-from seqgen.decoding.processors.length import (
-    ExponentialDecay,
-    ForceEndAtMaximum,
-    ForceFirst,
-    ForceLast,
-    MinimumLength,
-)
-from seqgen.decoding.processors.tokens import (
-    BadWords,
-    EncoderNoRepeatNgram,
-    EncoderRepetitionPenalty,
-    Forbid,
-    ForbidFirst,
-    ForcePrefix,
-    NoRepeatNgram,
-    PrefixConstraint,
-    RepetitionPenalty,
-    SequenceBias,
-    UnknownPenalty,
-)
-from seqgen.decoding.processors.warpers import RemoveInvalid, Renormalize, Temperature
+from seqgen.decoding.processors import length as lengths, tokens as penalties, warpers as cutoffs
 from tests.step_contexts import batch_info, step_context
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11
@@ -85,57 +64,59 @@ BAD_WORDS = [[4], [3, 5], [5, 6, 3], [EOS], [6, 6], [PAD, 3, 6], [PAD, 5]]
 
 # name: ours, theirs given the source without padding
 ORACLES: dict[str, tuple[LogitsProcessor, Callable[[Any, Tensor], Any]]] = {
-    "repetition": (RepetitionPenalty(1.7), lambda t, source: t.RepetitionPenaltyLogitsProcessor(1.7)),
-    "repetition below 1": (RepetitionPenalty(0.6), lambda t, source: t.RepetitionPenaltyLogitsProcessor(0.6)),
+    "repetition": (penalties.RepetitionPenalty(1.7), lambda t, source: t.RepetitionPenaltyLogitsProcessor(1.7)),
+    "repetition below 1": (penalties.RepetitionPenalty(0.6), lambda t, source: t.RepetitionPenaltyLogitsProcessor(0.6)),
     "source": (
-        EncoderRepetitionPenalty(1.7),
+        penalties.EncoderRepetitionPenalty(1.7),
         # with beams, theirs takes row i for sentence i: right are rows that are given a source each
         lambda t, source: t.EncoderRepetitionPenaltyLogitsProcessor(1.7, source.repeat_interleave(BEAM, 0)),
     ),
-    "unigrams": (NoRepeatNgram(1), lambda t, source: t.NoRepeatNGramLogitsProcessor(1)),
-    "bigrams": (NoRepeatNgram(2), lambda t, source: t.NoRepeatNGramLogitsProcessor(2)),
-    "trigrams": (NoRepeatNgram(3), lambda t, source: t.NoRepeatNGramLogitsProcessor(3)),
+    "unigrams": (penalties.NoRepeatNgram(1), lambda t, source: t.NoRepeatNGramLogitsProcessor(1)),
+    "bigrams": (penalties.NoRepeatNgram(2), lambda t, source: t.NoRepeatNGramLogitsProcessor(2)),
+    "trigrams": (penalties.NoRepeatNgram(3), lambda t, source: t.NoRepeatNGramLogitsProcessor(3)),
     "unigrams of the source": (
-        EncoderNoRepeatNgram(1),
+        penalties.EncoderNoRepeatNgram(1),
         lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(1, source),
     ),
     "bigrams of the source": (
-        EncoderNoRepeatNgram(2),
+        penalties.EncoderNoRepeatNgram(2),
         lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(2, source),
-    ),
-    "trigrams of the source": (
-        EncoderNoRepeatNgram(3),
-        lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(3, source),
     ),
     # their lengths count the start token
     "minimum length": (
-        MinimumLength(4, [6], yields=False),
+        lengths.MinimumLength(4, [6], yields=False),
         lambda t, source: t.MinLengthLogitsProcessor(5, [EOS, 6]),
     ),
     "minimum of new tokens": (
-        MinimumLength(4, yields=False),
+        lengths.MinimumLength(4, yields=False),
         lambda t, source: t.MinNewTokensLengthLogitsProcessor(1, 4, EOS),
     ),
-    "bad words": (BadWords(BAD_WORDS, [EOS]), lambda t, source: t.NoBadWordsLogitsProcessor(BAD_WORDS, EOS)),
-    "sequence bias": (SequenceBias(BIASES), lambda t, source: t.SequenceBiasLogitsProcessor(BIASES)),
-    "bias of one": (SequenceBias({(4,): 1.5}), lambda t, source: t.SequenceBiasLogitsProcessor({(4,): 1.5})),
-    "first": (ForceFirst(5), lambda t, source: t.ForcedBOSTokenLogitsProcessor(5)),
-    "last": (ForceLast(4), lambda t, source: t.ForcedEOSTokenLogitsProcessor(11, 4)),
-    "suppressed": (Forbid([3, 6]), lambda t, source: t.SuppressTokensLogitsProcessor([3, 6])),
-    "suppressed first": (ForbidFirst([3, 6]), lambda t, source: t.SuppressTokensAtBeginLogitsProcessor([3, 6], 1)),
+    "bad words": (penalties.BadWords(BAD_WORDS, [EOS]), lambda t, source: t.NoBadWordsLogitsProcessor(BAD_WORDS, EOS)),
+    "sequence bias": (penalties.SequenceBias(BIASES), lambda t, source: t.SequenceBiasLogitsProcessor(BIASES)),
+    "bias of one": (penalties.SequenceBias({(4,): 1.5}), lambda t, source: t.SequenceBiasLogitsProcessor({(4,): 1.5})),
+    "first": (lengths.ForceFirst(5), lambda t, source: t.ForcedBOSTokenLogitsProcessor(5)),
+    "last": (lengths.ForceLast(4), lambda t, source: t.ForcedEOSTokenLogitsProcessor(11, 4)),
+    "suppressed": (penalties.Forbid([3, 6]), lambda t, source: t.SuppressTokensLogitsProcessor([3, 6])),
+    "suppressed first": (
+        penalties.ForbidFirst([3, 6]),
+        lambda t, source: t.SuppressTokensAtBeginLogitsProcessor([3, 6], 1),
+    ),
     "suppressed second": (
-        ForbidFirst([3, 6], step=1),
+        penalties.ForbidFirst([3, 6], step=1),
         lambda t, source: t.SuppressTokensAtBeginLogitsProcessor([3, 6], 2),
     ),
     "decay": (
-        ExponentialDecay(2, 1.3, [6]),
+        lengths.ExponentialDecay(2, 1.3, [6]),
         lambda t, source: t.ExponentialDecayLengthPenalty((2, 1.3), [EOS, 6], 1),
     ),
-    "decay below 1": (ExponentialDecay(0, 0.8), lambda t, source: t.ExponentialDecayLengthPenalty((0, 0.8), EOS, 1)),
-    "temperature": (Temperature(0.7), lambda t, source: t.TemperatureLogitsWarper(0.7)),
-    "renormalize": (Renormalize(), lambda t, source: t.LogitNormalization()),
+    "decay below 1": (
+        lengths.ExponentialDecay(0, 0.8),
+        lambda t, source: t.ExponentialDecayLengthPenalty((0, 0.8), EOS, 1),
+    ),
+    "temperature": (cutoffs.Temperature(0.7), lambda t, source: t.TemperatureLogitsWarper(0.7)),
+    "renormalize": (cutoffs.Renormalize(), lambda t, source: t.LogitNormalization()),
     "constraint": (
-        PrefixConstraint(allowed),
+        penalties.PrefixConstraint(allowed),
         lambda t, source: t.PrefixConstrainedLogitsProcessor(allowed, BEAM),
     ),
     "top k": (cutoffs.TopK(3), lambda t, source: t.TopKLogitsWarper(3)),
@@ -209,26 +190,10 @@ def test_padding_of_the_source_does_not_count(name: str) -> None:
             torch.testing.assert_close(together[rows], alone, atol=1e-6, rtol=0)
 
 
-def test_padding_on_the_left_does_not_count_either() -> None:
-    given = scores(0, rows=1)
-    right, left = torch.tensor([[4, 5, PAD]]), torch.tensor([[PAD, 4, 5]])
-    base = context(0)
-    results = [
-        EncoderRepetitionPenalty(2.0)(given.clone(), _with_source(base, source, source == PAD))
-        for source in (right, left, right[:, :2])
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
-def _with_source(base: StepContext, source: Tensor, padding: Tensor) -> StepContext:
-    return step_context(0, base.tokens[:1], base.max_lengths[:1], 9, None, EOS, PAD, None, source, padding)
-
-
 def test_without_a_start_token_the_first_token_is_free_to_repeat_it() -> None:
     """fairseq's histories hold no start token: padding, which is T5's, was not written before."""
     given = scores(0)
-    here, there = (NoRepeatNgram(1)(given.clone(), context(0, start=start)) for start in (False, True))
+    here, there = (penalties.NoRepeatNgram(1)(given.clone(), context(0, start=start)) for start in (False, True))
     assert torch.equal(here, given)
     assert (there[:, PAD] == -torch.inf).all()
 
@@ -263,19 +228,10 @@ def test_guidance_makes_no_nan() -> None:
 def test_invalid_scores_are_replaced_but_forbidden_tokens_stay_so() -> None:
     largest = torch.finfo(torch.float32).max
     given = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.5]])
-    got = RemoveInvalid()(given.clone(), context(0)).tolist()
+    got = cutoffs.RemoveInvalid()(given.clone(), context(0)).tolist()
     assert got == [[0.0, largest, -torch.inf, 1.5]]
     theirs = pytest.importorskip("transformers.generation.logits_process").InfNanRemoveLogitsProcessor()
     assert theirs(torch.zeros(1, 1), given).tolist() == [[0.0, largest, -largest, 1.5]]  # the one difference
-
-
-def test_decay_beyond_all_numbers() -> None:
-    given = torch.full((6, VOCAB), -2.0)
-    now = context(8)
-    for value in (0.0, -2.0, 3.0, -torch.inf):
-        given[:, EOS] = value
-        got = ExponentialDecay(0, 1e30)(given.clone(), now)[0, EOS].item()
-        assert got == (value if value in (0.0, -torch.inf) else pytest.approx(torch.finfo(torch.float32).max))
 
 
 @pytest.mark.parametrize("keep_score", [False, True])
@@ -283,7 +239,7 @@ def test_each_sentence_has_its_forced_first_token(keep_score: bool) -> None:
     tokens, rows = torch.tensor([3, 5, 4]), torch.tensor([3, 3, 5, 5, 4, 4])
     lprobs = scores(3)
     batch = batch_info(3, 2, first_tokens=tokens)
-    shared = ForceFirst(7, keep_score)
+    shared = lengths.ForceFirst(7, keep_score)
     now = replace(context(0), rows_per_sentence=2)
     got = shared.begin(batch)(lprobs.clone(), now)
     assert got.argmax(1).tolist() == rows.tolist()
@@ -298,16 +254,10 @@ def test_the_last_token_is_forced_where_a_sentence_ends() -> None:
     now = context(4, maximum=4)
     now.max_lengths[2:] = 6
     given = scores(4)
-    got = ForceLast(7)(given.clone(), now)
+    got = lengths.ForceLast(7)(given.clone(), now)
     assert (got[:2, 7] == 0).all()
     assert (got[:2].isfinite().sum(1) == 1).all()
     assert torch.equal(got[2:], given[2:])
-
-
-def test_end_tokens_cannot_be_bad_words_alone() -> None:
-    given = scores(5)
-    got = BadWords([[EOS], [6], [7, EOS]], [EOS, 6])(given.clone(), context(0))
-    assert torch.equal(got, given)
 
 
 def test_a_sequence_does_not_begin_with_the_first_token_of_a_prompt() -> None:
@@ -316,20 +266,20 @@ def test_a_sequence_does_not_begin_with_the_first_token_of_a_prompt() -> None:
     known = {"src_tokens": prompts, "src_padding": prompts == PAD, "continues_source": True, "counts_start": True}
     whole = torch.full((2, 1), EOS)
     now = StepContext(0, batch_info(2, 1, pad=PAD, eos=EOS, **known), 1, 99, lambda: whole)
-    got = SequenceBias({(5, 7): 4.0, (PAD, 5, 4): 8.0, (6, 5, 4): 2.0})(torch.zeros(2, VOCAB), now)
+    got = penalties.SequenceBias({(5, 7): 4.0, (PAD, 5, 4): 8.0, (6, 5, 4): 2.0})(torch.zeros(2, VOCAB), now)
     assert got.nonzero().tolist() == [[1, 4], [1, 7]]
     assert got[1, [4, 7]].tolist() == [2.0, 4.0]
 
 
 PROCESSORS: dict[str, LogitsProcessor] = {
     **{name: ours for name, (ours, _) in ORACLES.items()},
-    "unknown": UnknownPenalty(UNK, 1.5),
-    "end at maximum": ForceEndAtMaximum(),
-    "minimum that yields": MinimumLength(12),
-    "prefix": ForcePrefix(otherwise=[MinimumLength(3), Forbid([5])]),
-    "prefix before a penalty": ForcePrefix(otherwise=[RepetitionPenalty(1.5)]),
-    "first, keeping its score": ForceFirst(5, keep_score=True),
-    "remove invalid": RemoveInvalid(),
+    "unknown": penalties.UnknownPenalty(UNK, 1.5),
+    "end at maximum": lengths.ForceEndAtMaximum(),
+    "minimum that yields": lengths.MinimumLength(12),
+    "prefix": penalties.ForcePrefix(otherwise=[lengths.MinimumLength(3), penalties.Forbid([5])]),
+    "prefix before a penalty": penalties.ForcePrefix(otherwise=[penalties.RepetitionPenalty(1.5)]),
+    "first, keeping its score": lengths.ForceFirst(5, keep_score=True),
+    "remove invalid": cutoffs.RemoveInvalid(),
 }
 NOT_INVARIANT = {
     "repetition", "repetition below 1", "source", "first", "last", "decay", "decay below 1", "temperature",
@@ -392,6 +342,6 @@ def test_the_minimum_length_counts_the_tokens_of_each_sentence() -> None:
     """At step 4, sentences that joined at steps 0, 2 and 3 have 4, 2 and 1 tokens; the last one ends at step 4."""
     offsets, limits = torch.tensor([0, 2, 3, 3]), torch.tensor([9, 9, 9, 4])
     ctx = step_context(4, torch.zeros(4, 4, dtype=torch.int64), limits, start_offsets=offsets)
-    allowed = MinimumLength(2)(torch.zeros(4, 7), ctx)[:, 2].isfinite()
+    allowed = lengths.MinimumLength(2)(torch.zeros(4, 7), ctx)[:, 2].isfinite()
     assert allowed.tolist() == [True, True, False, True]
-    assert MinimumLength(2, yields=False)(torch.zeros(4, 7), ctx)[3, 2] == -torch.inf
+    assert lengths.MinimumLength(2, yields=False)(torch.zeros(4, 7), ctx)[3, 2] == -torch.inf

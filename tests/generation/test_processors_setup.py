@@ -1,20 +1,20 @@
-"""From keys to processors: the order of each toolkit, texts and tokens, and what does not go together."""
+"""From keys to components: the order of processors of each toolkit, texts and tokens, and what goes together."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import KEYS_OF_ADDONS, keys_tagged
+from seqgen.config.generation import keys_tagged
 from seqgen.config.options import WARPER
 from seqgen.config.settings import Settings
-from seqgen.config.values import check_compatible, incompatible, sentence_of
+from seqgen.config.values import check_compatible
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.processors import LogitsProcessor, apply_all
@@ -26,9 +26,12 @@ from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.decoding.search.diverse import DiverseBeamSearch
-from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
+from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import step_context
+from tests.text_models import TEXTS, text_model
 
 VOCAB, MAXIMUM = 14, 6
 
@@ -58,25 +61,6 @@ def context(step: int, seed: int, beam: int) -> StepContext:
 
 # ours and theirs
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "penalties": (
-        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "sequence_bias": ["b=1.5", "ab=-2"], "min_len": 3},
-        {
-            "repetition_penalty": 1.4,
-            "no_repeat_ngram_size": 2,
-            "sequence_bias": [[[4], 1.5], [[3, 4], -2.0]],
-            "min_length": 4,
-        },
-    ),
-    "forced": (
-        {
-            "forced_first": "c", "forced_last": "d", "suppress": ["c", "e"], "suppress_at_begin": ["f"], "min_len": 0,
-            "remove_invalid": True,
-        },
-        {
-            "forced_bos_token_id": 5, "forced_eos_token_id": 6, "suppress_tokens": [5, 7], "begin_suppress_tokens": [8],
-            "max_length": MAXIMUM + 2, "remove_invalid_values": True,
-        },
-    ),
     "source": (
         {
             "encoder_no_repeat_ngram_size": 2, "bad_words": ["ab", "c"], "repetition_penalty": 0.7, "min_len": 0,
@@ -86,10 +70,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "encoder_no_repeat_ngram_size": 2, "bad_words_ids": [[3, 4], [5]], "repetition_penalty": 0.7,
             "exponential_decay_length_penalty": (1, 1.2), "eos_token_id": [1, 13], "renormalize_logits": True,
         },
-    ),
-    "source, one beam": (
-        {"encoder_repetition_penalty": 1.3, "repetition_penalty": 1.3, "min_len": 2, "beam": 1},
-        {"encoder_repetition_penalty": 1.3, "repetition_penalty": 1.3, "min_new_tokens": 2, "num_beams": 1},
     ),
     "sampling": (
         {
@@ -108,7 +88,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"do_sample": True, "top_k": 1, "top_p": 0.1, "typical_p": 0.1, "eos_token_id": [1, 13], "num_beams": 2},
     ),
-    "nothing": ({"min_len": 0}, {}),
 }  # fmt: skip
 
 
@@ -140,7 +119,7 @@ def test_the_whole_chain_equals_transformers(name: str) -> None:
             got = apply_all(chain, given.clone(), now)
             torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
             changed |= not torch.equal(given, got)
-    assert changed == (name != "nothing")
+    assert changed
 
 
 def chain(semantics: str = "fairseq", **values: Any) -> list[LogitsProcessor]:
@@ -164,84 +143,29 @@ def test_biases_of_one_text_add_up() -> None:
     assert apply_all(found, torch.zeros(2, VOCAB), context(0, 0, 1))[0, 3] == 2.5
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"suppress": ["<unkk>"]}, r"generation.suppress: '<unkk>' is not in .* vocabulary \(did you mean '<unk>'"),
-        ({"bad_words": [""]}, "generation.bad_words: '' is empty"),
-        ({"bad_words": ["ids:3 999"]}, "generation.bad_words: 'ids:3 999' must have ids from 0 to"),
-        ({"bad_words": ["az"]}, "generation.bad_words: 'az' has words or characters that are not in the target"),
-        ({"sequence_bias": ["ab=much"]}, "generation.sequence_bias: 'ab=much' is not TEXT=BIAS"),
-        ({"sequence_bias": ["ab=-inf"]}, "add it to generation.bad_words"),
-        ({"processors": ["no_such"]}, "there is no logits processor 'no_such'"),
-    ],
-)  # fmt: skip
-def test_wrong_values_end_in_one_sentence(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        chain(**values)
-
-
-def test_end_tokens() -> None:
-    resources = Resources.of(GenerationConfig(end_symbols=["k", "</s>", "k"]), words(), None)
-    assert resources.extra_end_tokens == [13]
-    with pytest.raises(ConfigError, match=r"generation.end_symbols: 'zz'"):
-        Resources.of(GenerationConfig(end_symbols=["zz"]), words(), None)
-
-
-@pytest.fixture
-def registered() -> Any:
-    @dataclasses.dataclass
-    class LouderConfig:
-        gain: float = 2.0
-
-    @register_logits_processor("louder", config=LouderConfig, presets={"loudest": LouderConfig(gain=9.0)})
-    class Louder(LogitsProcessor):
-        def __init__(self, gain: float):
-            self.gain = gain
-
-        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-            return lprobs * self.gain
-
-    @register_logits_processor("impostor")
-    class Impostor:
-        pass
-
-    yield
-    for name in ("louder", "impostor"):
-        del LOGITS_PROCESSORS._entries[name]
-    del LOGITS_PROCESSORS._entries["loudest"]
-
-
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_processors_of_a_users_own(registered: None, semantics: str) -> None:
-    found = chain(semantics, processors=["louder", "loudest"], min_len=0)
-    assert apply_all(found, torch.ones(2, VOCAB), context(0, 0, 1))[0, 5] == 18.0
-    with pytest.raises(ConfigError, match=r"'impostor' .* does not subclass LogitsProcessor"):
-        chain(semantics, processors=["impostor"])
+@dataclasses.dataclass
+class LouderConfig:
+    gain: float = 2.0
 
 
 class Louder(LogitsProcessor):
-    """Doubles the scores."""
+    def __init__(self, gain: float = 2.0):
+        self.gain = gain
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        return lprobs * 2
+        return lprobs * self.gain
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_processors_are_added_to_those_of_the_configuration(semantics: str) -> None:
-    vocabulary = dictionary(5)
-    model = ScriptedModel(random_rule(9, 3))
-    keys = {"min_len": 3, "unkpen": 1.5, "no_repeat_ngram_size": 2, "suppress": ["w1"], "beam": 3, "max_len_b": 6}
-    cfg = GenerationConfig(**keys, semantics=semantics)
-    setup = build_setup([model], vocabulary, cfg, processors=[Louder()])
-    assert [type(processor) for processor in setup.processors].index(Louder) == len(setup.processors) - 1
-    results = SequenceGenerator(setup).generate(batch_of([(4, 5, 2), (6, 2)]), torch.tensor([[5], [6]]))
-    for first, hypotheses in zip((5, 6), results, strict=True):
-        for tokens in (h.tokens.tolist() for h in hypotheses):
-            assert len(tokens) > 3
-            assert tokens[0] == first
-            assert vocabulary.index("w1") not in tokens[1:]
-            assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
+def test_processors_of_a_users_own(semantics: str) -> None:
+    with mock.patch.dict(LOGITS_PROCESSORS._entries):
+        loudest = {"loudest": LouderConfig(gain=9.0)}
+        register_logits_processor("louder", config=LouderConfig, presets=loudest)(Louder)
+        register_logits_processor("impostor")(type("Impostor", (), {}))
+        found = chain(semantics, processors=["louder", "loudest"], min_len=0)
+        assert apply_all(found, torch.ones(2, VOCAB), context(0, 0, 1))[0, 5] == 18.0
+        with pytest.raises(ConfigError, match=r"'impostor' .* does not subclass LogitsProcessor"):
+            chain(semantics, processors=["impostor"])
 
 
 def test_the_arguments_of_fairseq_are_keys() -> None:
@@ -262,52 +186,6 @@ def test_the_arguments_of_fairseq_are_keys() -> None:
         assert [(h.tokens.tolist(), h.score) for h in one] == [(h.tokens.tolist(), h.score) for h in other]
     plain = fairseq_generator([model], vocabulary, normalize_scores=False, match_source_len=True).setup
     assert (plain.beam_size, plain.ranking.normalize, plain.limits.match_source_len) == (1, False, True)
-    assert plain.limits == fairseq_generator([model], vocabulary, match_source_len=True).setup.limits
-    with pytest.raises(ConfigError, match=r"beam=0 is below its minimum, 1"):
-        fairseq_generator([model], vocabulary, beam_size=0)
-
-
-REFUSED = [
-    ({"top_k": 5}, "generation.top_k=5 truncates the distribution for sampling"),
-    ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
-    ({"constraints": "ordered", "search": "sampling", "top_k": 3}, "truncate the distribution"),
-    ({"constraints": "ordered", "beam": 1}, "with one beam would begin every output with the phrases"),
-    ({"draft_tokens": 3}, "has no effect without a draft"),
-    ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
-    ({"prompt_lookup": 2, "constraints": "ordered"}, "exclude; choose one"),
-    ({"draft": "runs/x", "constraints": "ordered"}, "exclude; choose one"),
-    ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
-    ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
-    ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),
-    ({"early_stopping": "true"}, "belongs to Hugging Face's rules"),
-    ({"forced_last": "a"}, "belongs to Hugging Face's rules"),
-    ({"length_penalty": 0.5, "normalize_scores": False}, "has no effect with generation.normalize_scores=false"),
-    ({"max_len_b": 50, "match_source_len": True}, "has no effect with generation.match_source_len=true"),
-    ({"min_len": 9, "max_len": 8}, "generation.min_len=9 is more than generation.max_len allows"),
-    ({"min_len": 9, "max_len_b": 8}, "generation.min_len=9 is more than generation.max_len_b allows"),
-    ({"min_total_len": 2, "match_source_len": True}, "min_total_len=2 has no effect with generation.match_source_len"),
-    ({"seed": 7}, "generation.seed=7 has no effect, because the search strategy does not use it"),
-    ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),
-    ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, because greedy and contrastive search"),
-    ({"early_stopping": "true", "semantics": "huggingface", "beam": 1}, "determines when enough competing"),
-    ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
-    ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 is more than 1"),
-    ({"temperature": 2.0, "semantics": "huggingface"}, "affects only sampling under Hugging Face's rules"),
-]
-
-
-@pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda value: str(value)[:50])
-def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_compatible(GenerationConfig(**values))
-
-
-@pytest.mark.parametrize("search", ["greedy", "contrastive"])
-def test_the_default_beam_is_refused_too_if_the_user_gives_it(search: str) -> None:
-    for beam in (4, 5):
-        with pytest.raises(ConfigError, match=f"generation.beam={beam} has no effect, because greedy"):
-            resolve(Settings().with_layer("user", {"search": search, "beam": beam}))
-    assert resolve(Settings().with_layer("user", {"search": search}), [{"beam": 5}]).generation.search == search
 
 
 def test_a_beam_of_the_user_replaces_the_greedy_search_of_a_model() -> None:
@@ -316,33 +194,36 @@ def test_a_beam_of_the_user_replaces_the_greedy_search_of_a_model() -> None:
         assert (found.search, found.beam) == ("", beam)
 
 
-def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:
-    built_in = [entry.name for entry in SEARCHES.entries() if not entry.is_user_own]
-    declared = {name: GenerationConfig(search=name).declared("is_stochastic", None) for name in built_in}
-    assert {name for name, value in declared.items() if value} == {"sampling", "beam_sampling"}
-    assert None not in declared.values()
-
-
-def test_every_need_is_tested() -> None:
-    found = {reason for values, _ in REFUSED for _, reason in incompatible(GenerationConfig(**values))}
-    fields = [each for each in dataclasses.fields(GenerationConfig) if each.name not in KEYS_OF_ADDONS]
-    needs = [need for field in fields for need in field.metadata["needs"]]
-    assert {sentence_of(need) for need in needs} == found
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_keys_that_go_together() -> None:
+    some: list[dict[str, Any]] = [
         *({key: 0.5 if key != "top_k" else 3, "sampling": True} for key in keys_tagged(WARPER)),
-        {"top_k": 3, "search": "beam_sampling"},
-        {"seed": 7, "search": "beam_sampling"},
+        *({key: 3, "search": "beam_sampling"} for key in ("top_k", "seed")),
         {"early_stopping": "true", "semantics": "huggingface", "beam": 2},
         {"min_len": 9, "max_len_a": 1.0, "max_len_b": 2},
         {"min_len": 0, "match_source_len": True},
         {"temperature": 2.0},
         {"prompt_lookup": 2, "draft_tokens": 3},
-    ],
-    ids=str,
+    ]
+    for values in some:
+        check_compatible(GenerationConfig(**values))
+
+
+def outputs(translations: list[Translation]) -> list[list[tuple[list[int], float]]]:
+    return [[(h.tokens.tolist(), pytest.approx(h.score, abs=1e-9)) for h in t.hypotheses] for t in translations]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"constraints": ""}, {"search": "beam"}), ({"sampling": True, "seed": 7}, {"search": "sampling", "seed": 7})],
 )
-def test_what_does(values: dict[str, Any]) -> None:
-    check_compatible(GenerationConfig(**values))
+def test_a_strategy_that_is_chosen_in_two_ways_is_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    translator = Translator(text_model(), beam=4, nbest=4, max_len_b=9, min_len=0)
+    assert outputs(translator.translate(TEXTS, **one)) == outputs(translator.translate(TEXTS, **other))
+    if "seed" in one:
+        assert outputs(translator.translate(TEXTS, **one)) != outputs(translator.translate(TEXTS, **{**one, "seed": 8}))
+
+
+def test_weights_of_the_combination_stay_if_its_default_is_named() -> None:
+    translator = Translator([text_model(), text_model("fconv_tiny")], **{"combination.weights": [0.9, 0.1]})
+    assert outputs(translator.translate(TEXTS, combination="probability")) == outputs(translator.translate(TEXTS))
+    assert "combination.weights" not in translator.settings(combination="logit").components

@@ -10,14 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import ConfigError
 from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.decoding.processors.warpers import TopP
 from seqgen.decoding.search import sampling as randomness
 from seqgen.decoding.search.sampling import BeamSampling, Sampling, draw, random_bits, uniform
-from tests.generators import make_generator
-from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import batch_info, step_context
 
 EOS = 2
@@ -60,16 +57,6 @@ def test_numbers_are_uniform() -> None:
     assert 1 - 1e-4 < numbers.max() < 1
     even = torch.full((100,), 0.01)
     assert abs(chi_square((numbers * 100).long().flatten().bincount(minlength=100), even)) < 4
-
-
-def test_every_counter_and_its_place_matter() -> None:
-    one = torch.arange(2, 52)
-    seen = [
-        uniform(1, 0, one), uniform(2, 0, one), uniform(1, 1, one), uniform(1, one, 0), uniform(1, one),
-        uniform(1, 0, 0, one),
-    ]  # fmt: skip
-    for first, second in itertools.combinations(seen, 2):
-        assert not (first == second).any()
 
 
 def test_the_extremes_are_inside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,14 +175,3 @@ def test_candidates_are_drawn_without_replacement() -> None:
     assert set(counts) <= set(likely)
     chances = torch.tensor([wanted[order] for order in likely], dtype=torch.float64)
     assert abs(chi_square(torch.tensor([counts[order] for order in likely], dtype=torch.float64), chances)) < 4
-    # torch.multinomial, by which the original draws, gives the same orders as often
-    totals = (lprobs.double() + scores.double().unsqueeze(-1)).exp().flatten().expand(sentences, -1)
-    drawn = torch.multinomial(totals, 4, generator=torch.Generator().manual_seed(0))
-    counts = Counter(tuple(row) for row in drawn.tolist())
-    assert abs(chi_square(torch.tensor([counts[order] for order in likely], dtype=torch.float64), chances)) < 4
-
-
-def test_constraints_are_refused() -> None:
-    generator = make_generator([ScriptedModel(random_rule(9, 1))], dictionary(5), search_strategy=Sampling())
-    with pytest.raises(ConfigError, match="Sampling does not take constraints"):
-        generator.generate(batch_of([(4, EOS)]), constraints=[[[5]]])

@@ -14,9 +14,9 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
 from seqgen.core.context import StepContext
-from seqgen.core.errors import DecodingError
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.text.translator import Translator
+from tests.model_zoo import sharp
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
@@ -49,6 +49,9 @@ class Reading(Combination):
         total = total + torch.tensor([len(text) for text in context.source_texts or ()]).repeat_interleave(
             context.rows_per_sentence
         )
+        parts = {"features": HIDDEN_STATES, "attention": ATTENTION, "member_logits": MEMBER_LOGITS}
+        for name, need in {**parts, "layer_logits": LAYER_LOGITS}.items():
+            assert (getattr(outputs, name) is not None) == (need in self.needs)
         if outputs.features is not None:
             total = total + outputs.features.sum(1)
         if outputs.attention is not None:
@@ -115,9 +118,14 @@ def test_targets_have_their_own_last_steps_and_stay_as_they_are() -> None:
     assert torch.equal(batch.prev_output_tokens, previous)  # type: ignore[arg-type]
 
 
-def test_nan_is_an_error() -> None:
-    damaged = text_model()
+def test_targets_are_scored_after_the_start_token_of_their_sentence() -> None:
+    model, target = sharp("transformer_tiny"), torch.tensor([[4, 5, 2], [6, 2, 1]])
+    given = {"target": target, "prev_output_tokens": torch.tensor([[2, 4, 5], [2, 6, 2]])}
+    batch = replace(batch_of([(4, 2), (5, 2)]), **given, start_tokens=torch.tensor([7, 8]))
+    found = SequenceScorer([model], 1, 2).score(batch)
     with torch.no_grad():
-        next(damaged.model.parameters()).fill_(torch.nan)
-    with pytest.raises(DecodingError, match="NaN in target 0 of the batch; its weights are damaged"):
-        next(Translator(damaged).score(TEXTS, TEXTS))
+        prefixes = torch.tensor([[7, 4, 5], [8, 6, 2]])
+        lprobs = model(batch.source.src_tokens, batch.source.src_lengths, prefixes).logits.log_softmax(-1)
+    wanted = lprobs.gather(2, target.unsqueeze(2)).squeeze(2)
+    for row, one in zip(wanted, found, strict=True):
+        torch.testing.assert_close(one.hypothesis.positional_scores, row[: len(one.hypothesis.tokens)])

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from seqgen.core.beam_search import Greedy
-from seqgen.core.scores import Scores
+from seqgen.core.component import FORBIDDEN
+from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.search import Search
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.decoding.processors.tokens import RepetitionPenalty
-from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
 from seqgen.decoding.search.sampling import Sampling
+from tests.covering import covering
 from tests.generators import make_generator
-from tests.hypotheses import as_pairs, assert_same_pairs
-from tests.model_zoo import VOCAB, build
+from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
+from tests.model_zoo import VOCAB, build, sharp
 from tests.reference_search import EOS, Settings, beam_search
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
-from tests.step_contexts import step_context
+from tests.scripted_model import ScriptedDecoder, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 
 A, B = 4, 5
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
@@ -51,6 +52,35 @@ def test_hand_written_table() -> None:
     assert wide[0].positional_scores.tolist() == pytest.approx([math.log(0.4), math.log(0.9)])
 
 
+def test_a_negative_length_penalty_compares_the_current_length() -> None:
+    """``early_stopping=never`` asks what is best at the maximum length only where the penalty favours length.
+
+    After step 1, </s> has log .3 and B </s> twice log .1 = -4.6. A A, with log .57, may still have more than that, and
+    would have -11 after 20 tokens; the search goes on, and finds A A </s> with three times log .57.
+    """
+    table = {(): {A: 0.6, EOS: 0.3, B: 0.1}, (A,): {A: 0.95, EOS: 0.05}, (A, A): {EOS: 1.0}}
+    options = {"semantics": "huggingface", "early_stopping": "never", "len_penalty": -1.0, "max_len": 20, "min_len": 0}
+    search = generator([ScriptedModel(table_rule(table, vocab=6))], 2, beam_size=2, **options)
+    wanted = [((EOS,), math.log(0.3)), ((A, A, EOS), 3 * math.log(0.57))]
+    assert_same_pairs(as_pairs(search.generate(batch_of([(4, 2)]))[0]), wanted)
+
+
+class WithoutState(ScriptedDecoder):
+    def set_state(self, *_: object) -> None:
+        """Keep nothing: all tokens are read again at each step."""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_members_with_and_without_a_state(first: int) -> None:
+    """A member that reads all earlier tokens gets them also beside one that reads the newest alone."""
+    forgetful = ScriptedModel(random_rule(VOCAB, seed=1))
+    forgetful.decoder = WithoutState(random_rule(VOCAB, seed=1), 1000)
+    models = [forgetful, sharp("transformer_tiny")]
+    made = [generator([models[first], models[1 - first]], VOCAB - 4, use_cache=use) for use in (True, False)]
+    one, two = (each.generate(batch_of(SOURCES)) for each in made)
+    assert_same(one, two)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "settings",
@@ -76,11 +106,7 @@ def test_hand_written_table() -> None:
 )
 def test_equals_reference(settings: Settings, seed: int) -> None:
     rule = random_rule(vocab=7, seed=seed)
-    made = generator(
-        [ScriptedModel(rule)],
-        3,
-        **settings.arguments(),
-    )
+    made = generator([ScriptedModel(rule)], 3, **settings.arguments())
     limits = replace(made.setup.limits, max_len_b=settings.max_len)
     setup = replace(made.setup, limits=limits)  # where these contradict each other, too
     results = SequenceGenerator(setup).generate(batch_of(SOURCES), prefix_tokens=settings.prefixes(len(SOURCES)))
@@ -170,55 +196,74 @@ def test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention(name: str,
             assert hypothesis.score == pytest.approx(wanted, abs=1e-9)
 
 
-def guided_scores(
-    rule: Rule, source: tuple[int, ...], history: tuple[int, ...], semantics: str, longest: int
-) -> Tensor:
-    """Log-probabilities of the next token with a guidance scale of 1.8 and a repetition penalty of 1.3."""
-    wanted, away = (rule(read, history).log_softmax(-1) for read in (source, (EOS,)))
-    scores = away + 1.8 * (wanted - away)
-    before = {EOS, *history} if semantics == "huggingface" else {*history}
-    if semantics == "fairseq":
-        scores[1] = -math.inf
-        if len(history) == longest:
-            scores = scores.where(torch.arange(len(scores)) == EOS, -math.inf)
-    for token in before:
-        scores[token] *= 1.3 if scores[token] < 0 else 1 / 1.3
-    return scores.log_softmax(-1)
-
-
 @pytest.mark.parametrize(
     ("semantics", "strategy"), [("huggingface", Greedy()), ("huggingface", Sampling(3)), ("fairseq", Sampling(3))]
 )
 def test_guided_scores_are_log_probabilities(semantics: str, strategy: Search) -> None:
-    """In greedy search by Hugging Face's rules and in sampling."""
-    rule, longest = random_rule(9, seed=4), 5
-    sources = [(4, 5, 2), (6, 2), (4, 4, 6, 2)]
-    options = {"semantics": semantics, "guidance_scale": 1.8, "processors": [RepetitionPenalty(1.3)]}
-    search = generator(
-        [ScriptedModel(rule)], 5, beam_size=6, max_len_b=longest, min_len=0, search_strategy=strategy, **options
-    )
-    for source, hypotheses in zip(sources, search.generate(batch_of(sources)), strict=True):
-        for hypothesis in hypotheses:
-            tokens = tuple(hypothesis.tokens.tolist())
-            steps = [guided_scores(rule, source, tokens[:step], semantics, longest) for step in range(len(tokens))]
-            wanted = [float(scores[token]) for scores, token in zip(steps, tokens, strict=True)]
-            assert hypothesis.positional_scores.tolist() == pytest.approx(wanted, abs=1e-5)
-            assert hypothesis.score == pytest.approx(sum(wanted) / len(wanted), abs=1e-9)
-            if isinstance(strategy, Greedy):
-                assert list(tokens) == [int(scores.argmax()) for scores in steps]
+    """In greedy search by Hugging Face's rules and in sampling, also after a penalty."""
+    options = {"semantics": semantics, "guidance_scale": 1.8, "processors": [RepetitionPenalty(1.3)], "top_tokens": 9}
+    search = generator([ScriptedModel(random_rule(9, seed=4))], 5, beam_size=6, search_strategy=strategy, **options)
+    for h in (h for hypotheses in search.generate(batch_of(SOURCES)) for h in hypotheses):
+        assert h.top_scores is not None
+        assert h.top_scores.exp().sum(1).tolist() == pytest.approx([1.0] * len(h.tokens), abs=1e-6)
+        chosen = h.top_scores[h.top_tokens == h.tokens.unsqueeze(1)]
+        assert chosen.tolist() == pytest.approx(h.positional_scores.tolist(), abs=1e-6)
 
 
-def test_a_training_model_is_left_training() -> None:
-    model = ScriptedModel(random_rule(vocab=7, seed=2)).train()
-    generator([model], 3).generate(batch_of(SOURCES))
-    assert model.training
-    assert model.decoder.training
+@pytest.mark.parametrize(
+    ("options", "count"),
+    covering(
+        [
+            {},
+            {"skip_log_softmax": False, "lazy_compaction": False},
+            {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.3},
+            {"semantics": "huggingface", "beam_size": 1},
+            {
+                "semantics": "huggingface",
+                "search_strategy": HuggingFaceDiverseBeam(2, 0.5),
+            },  # applies processors itself
+        ],
+        [1, 3, 11],
+    ),
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
+)
+def test_the_most_probable_tokens_are_the_models(options: dict[str, Any], count: int) -> None:
+    """Of a token that is suppressed there is no score, nor where there are fewer tokens than asked for."""
+    rules = [random_rule(9, seed) for seed in range(2)]
+    keys = {"beam_size": 4, "max_len": 6, "min_len": 0, "tokens_to_suppress": ["w1"], **options}
+    for members in (rules[:1], rules):
+        made = generator([ScriptedModel(rule) for rule in members], 5, top_tokens=count, **keys)
+        for source, hypotheses in zip(SOURCES, made.generate(batch_of(SOURCES)), strict=True):
+            for h in hypotheses:
+                assert h.top_tokens is not None
+                assert h.top_scores is not None
+                for step, (tokens, scores) in enumerate(zip(h.top_tokens, h.top_scores, strict=True)):
+                    each = [rule(source, tuple(h.tokens[:step].tolist())).log_softmax(-1) for rule in members]
+                    lprobs = torch.stack(each).logsumexp(0) - math.log(len(members))
+                    lprobs[B] = -math.inf
+                    if made.setup.forces_end:  # fairseq forbids padding, and forces end-of-sentence at the maximum
+                        lprobs[[1] if step < 5 else [0, 1, *range(3, 9)]] = -math.inf
+                    best = lprobs.sort(descending=True)
+                    wanted = [*best.values.tolist(), -math.inf, -math.inf][:count]
+                    assert scores.tolist() == pytest.approx(wanted, abs=1e-10)
+                    possible = int((scores > -math.inf).sum())
+                    assert tokens[:possible].tolist() == best.indices[:possible].tolist()
 
 
-def test_groups_differ_only_from_tokens_that_were_possible() -> None:
-    """The first group has one possible token; the others, of score -inf, only fill its list of candidates."""
-    lprobs = torch.full((1, 2, 3), -1.0)
-    lprobs[0, 0, :2] = -torch.inf
-    found = DiverseBeamSearch(2, strength=0.5).step(step_context(1), Scores(lprobs, torch.zeros(1, 2)))
-    second = zip(found.tokens[0, 1::2].tolist(), found.scores[0, 1::2].tolist(), strict=True)
-    assert sorted(second) == [(0, -1.0), (1, -1.0)], "the first group has chosen token 2"
+def test_a_token_that_a_prefix_allows_again_is_not_forbidden() -> None:
+    seen: list[set[int]] = []
+
+    class Watching(Observer):
+        needs = frozenset({FORBIDDEN})
+
+        def observe(self, record: StepRecord) -> None:
+            assert record.forbidden is not None
+            by, tokens = record.forbidden.by.flatten(), record.forbidden.tokens.flatten()
+            seen.append(set(tokens[by >= 0].tolist()))
+
+    keys = {"beam_size": 1, "max_len": 4, "min_len": 2, "tokens_to_suppress": ["w1"], "observers": [Watching()]}
+    rule = table_rule({history: {B: 0.6, A: 0.4} for history in ((), (B,), (B, A))}, vocab=6)
+    made = generator([ScriptedModel(rule)], 2, **keys)
+    made.generate(batch_of([(4, 2)]), prefix_tokens=torch.tensor([[B]]))
+    assert B not in seen[0]
+    assert B in seen[1]

@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.context import StepContext
-from seqgen.core.errors import ConfigError
-from seqgen.core.rules import StoppingRule
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.decoding.building import Resources
 from seqgen.decoding.stopping import StopStrings, TimeLimit, stopping_from_config
-from seqgen.registry import STOPPING_RULES, register_stopping_rule
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule
 from tests.step_contexts import batch_info, step_context
@@ -90,22 +85,6 @@ def test_stop_strings_of_characters_that_are_several_tokens() -> None:
     assert fired == [len(encode_bytes("caf é!")), len(encode_bytes("caf é! 日"))]
 
 
-def test_only_rows_that_may_be_complete_are_decoded() -> None:
-    asked: list[list[int]] = []
-
-    def decode(ids: Sequence[int]) -> str:
-        asked.append(list(ids))
-        return decode_bytes(ids)
-
-    rule = StopStrings(["ab"], decode)
-    tokens = torch.tensor([encode_bytes("xyz") * 100, encode_bytes("xab") * 100])
-    rule(tokens, context())
-    asked.clear()
-    assert rule(tokens, context()).tolist() == [False, True]
-    assert max(len(ids) for ids in asked) <= 2  # the tail, and not three hundred tokens
-    assert len(asked) == 2
-
-
 def test_time_limit_counts_from_the_batch() -> None:
     now = 100.0
     limit = TimeLimit(2.0, lambda: now)
@@ -116,35 +95,6 @@ def test_time_limit_counts_from_the_batch() -> None:
     assert rule(tokens, context()).tolist() == [False] * 3
     now = 502.1
     assert rule(tokens, context()).tolist() == [True] * 3
-
-
-@pytest.fixture
-def registered() -> Any:
-    @register_stopping_rule("twice")
-    class Twice(StoppingRule):
-        def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
-            return tokens[:, -1] == tokens[:, -2] if context.step else torch.zeros(len(tokens), dtype=torch.bool)
-
-    yield Twice
-    del STOPPING_RULES._entries["twice"]
-
-
-def test_rules_from_the_configuration(registered: type) -> None:
-    cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0, stopping_rules=["twice"])
-    words = dictionary(4)
-    rules = stopping_from_config(cfg, Resources(words), WhitespaceTokenizer(words))
-    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice"]
-    assert rules[0](torch.tensor([[4, 5], [5, 4]]), context()).tolist() == [True, False]
-
-
-def test_what_cannot_be_a_rule() -> None:
-    words = dictionary(4)
-    with pytest.raises(ConfigError, match="there is no stopping rule 'twise'"):
-        stopping_from_config(GenerationConfig(stopping_rules=["twise"]), Resources(words))
-    with pytest.raises(ConfigError, match="an empty text would end every output"):
-        stopping_from_config(GenerationConfig(stop_strings=["a", ""]), Resources(words))
-    with pytest.raises(ConfigError, match="needs the target tokenizer"):
-        stopping_from_config(GenerationConfig(stop_strings=["a"]), Resources(words))
 
 
 TABLE = {(): {4: 0.6, 5: 0.4}, (4,): {5: 0.9, EOS: 0.1}, (4, 5): {5: 1.0}, (4, 5, 5): {EOS: 1.0}, (5,): {5: 1.0}}

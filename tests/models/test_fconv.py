@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
 from seqgen.modules.masks import QueryPositions
-from tests.model_zoo import build, registered
+from tests.model_zoo import build
 from tests.subjects import inputs
 
 
@@ -74,23 +73,3 @@ def test_values_carry_the_embedding_and_the_length() -> None:
     )
     wanted = (out.encoder_out[:1, :4] + embedded) * math.sqrt(0.5) * math.sqrt(4)
     torch.testing.assert_close(out.values[:1, :4], wanted)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"encoder_layers": "[(512, 3)] *"}, "model.encoder_layers: cannot read"),
-        ({"decoder_layers": "[(512, 3, 2)]"}, "model.decoder_layers: layer 0 is (512, 3, 2)"),
-        (
-            {"decoder_attention": "[True]"},
-            "model.decoder_attention: '[True]' must be True, False or a list of these, one for each of 20",
-        ),
-        ({"decoder_attention": "False"}, "model.decoder_attention: at least one decoder layer must attend"),
-        ({"encoder_embed_dim": 256}, "must be equal, because attention adds them, but they are 256 and 512"),
-        ({"share_input_output_embed": True}, "but they are 256 and 512"),
-    ],
-)
-def test_refused_configurations(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        registered("fconv", **changes)()
-    assert message in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import Any
 
@@ -9,19 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Source
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import FAIRSEQ_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.decoding.speculative.verification import SpeculativeSession
 from seqgen.text.results import Translation
-from seqgen.text.text_scoring import blocks
 from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import WordStreamer, continuation
+from seqgen.text.word_streaming import WordStreamer
 from tests.commands import sentences
 from tests.language_models import PROMPTS, language_model
+from tests.model_zoo import registered
 from tests.text_models import text_model
 
 SHORT: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 9}
@@ -49,26 +47,6 @@ def plain_lprobs(model: Any, tokens: list[int]) -> Tensor:
     return lprobs[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
 
 
-def test_greedy_search_chooses_the_most_probable_token_after_the_prompt() -> None:
-    """A plain loop that computes everything anew for each token, without padding, gives the same tokens and scores."""
-    item = language_model()
-    for prompt, translation in zip(PROMPTS, Translator(item, beam=1, max_len_b=9).translate(PROMPTS), strict=True):
-        tokens = item.task.encode_source(prompt).tolist()
-        start = len(tokens)
-        while len(tokens) < start + 9 and (len(tokens) == start or tokens[-1] != 2):
-            with torch.no_grad():
-                logits = item.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), torch.tensor([[2]])).logits
-            scores = logits[0, -1].clone()
-            scores[1] = -torch.inf  # padding is never generated
-            if len(tokens) == start:
-                scores[2] = -torch.inf  # min_len=1
-            tokens.append(int(scores.argmax()))
-        tokens += [] if tokens[-1] == 2 else [2]
-        assert translation.hypotheses[0].tokens.tolist() == tokens[start:]
-        expected = plain_lprobs(item.model, tokens)[start - 1 :]
-        assert translation.hypotheses[0].positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-
-
 @pytest.mark.parametrize("settings", [{"beam": 1}, SHORT | {"normalize_scores": False}])
 def test_a_prompt_equals_the_same_tokens_forced_after_an_empty_prompt(settings: dict[str, Any]) -> None:
     item = language_model()
@@ -83,48 +61,7 @@ def test_a_prompt_equals_the_same_tokens_forced_after_an_empty_prompt(settings: 
             assert one.positional_scores.tolist() == pytest.approx(two.positional_scores[length:].tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("fast", [{}, {"fast.use_cache": False}, {"fast.beam_indirection": "on"}])
-@pytest.mark.parametrize(
-    "settings",
-    [SHORT, {"sampling": True, "beam": 2, "nbest": 2}, SHORT | {"search": "diverse_beam", "search.groups": 3}],
-)
-def test_a_prompt_alone_equals_the_prompt_in_a_batch(settings: dict[str, Any], fast: dict[str, Any]) -> None:
-    item = language_model()
-    whole = {"fast.continuous_batching": False, **fast}
-    together = Translator(item, **settings).translate(PROMPTS, **whole)
-    assert len({str(h.tokens) for translation in together for h in translation.hypotheses}) > 6
-    for number, prompt in enumerate(PROMPTS):
-        decoding = Translator(item, **settings).prepare(**whole)
-        (alone,) = decoding.translate([prompt], first_number=number)
-        assert_same([alone], [together[number]])
-
-
-@pytest.mark.parametrize("settings", [SHORT, {"beam": 1}])
-def test_prompts_of_unequal_lengths_join_a_running_batch(settings: dict[str, Any]) -> None:
-    item = language_model()
-    prompts = [*PROMPTS, *(f"{prompt} w{i}" for i, prompt in enumerate(PROMPTS)), "w3 " * 12, "w6"]
-    translator = Translator(item, **settings)
-    assert translator.prepare().generator.can_merge
-    waiting = translator.translate(prompts, **{"fast.continuous_batching": False})
-    for size in (1, 2, 3):
-        assert_same(translator.translate(prompts, batch_size=size), waiting)
-
-
-@pytest.mark.parametrize("average", ["probability", "log"])
-def test_ensembles(average: str) -> None:
-    """A model with itself is that model; of three models the order does not matter; the scores are the mean's."""
-    one, two, three = (language_model(seed) for seed in (1, 2, 3))
-    settings = SHORT | {"combination": average}
-    assert_same(Translator([one, one], **settings).translate(PROMPTS), Translator(one, **SHORT).translate(PROMPTS))
-    found = Translator([one, two, three], **settings).translate(PROMPTS)
-    assert_same(found, Translator([three, one, two], **settings).translate(PROMPTS))
-    assert tokens_of(found) != tokens_of(Translator([one, two], **settings).translate(PROMPTS))
-    for translation in Translator([one, two, three], **settings).translate(PROMPTS, return_scores=True):
-        for hypothesis in translation.hypotheses:
-            assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-5)
-
-
-@pytest.mark.parametrize("draft", ["itself", "another", "smaller", "ngrams"])
+@pytest.mark.parametrize("draft", ["itself", "smaller", "ngrams"])
 def test_drafts_do_not_change_greedy_search(draft: str) -> None:
     item = language_model()
     prompts = [*PROMPTS, "w1 w5 w8 w1 w5 w8 w1 w5"]
@@ -132,7 +69,6 @@ def test_drafts_do_not_change_greedy_search(draft: str) -> None:
     translator = Translator(item, beam=1, **({"prompt_lookup": 2} if draft == "ngrams" else {"draft": draft}))
     translator._drafts = {
         "itself": item,
-        "another": language_model(5),
         "smaller": language_model(6, max_target_positions=14, decoder_layers=1),
     }
     for size in (1, 6):
@@ -141,18 +77,6 @@ def test_drafts_do_not_change_greedy_search(draft: str) -> None:
     assert search.verified > 0
     if draft == "itself":
         assert search.acceptance_rate == 1
-
-
-def test_n_grams_are_drafted_across_the_end_of_the_prompt() -> None:
-    """The first draft continues the prompt w1 w5 w8 w1 w5 with w8; a prompt without repetitions has no draft."""
-    item = language_model()
-    generator = Translator(item, beam=1, prompt_lookup=2).prepare().generator
-    prompts = [item.task.encode_source(text) for text in ("w1 w5 w8 w1 w5", "w1 w2", "")]
-    batch = item.task.collate([(i, prompt, None) for i, prompt in enumerate(prompts)], item.model)
-    session = SpeculativeSession(generator.setup, DecodingRequest(batch))
-    drafts = session.draft.propose(0, session.backpointers.matrix(), 3).tokens[:, 0].tolist()
-    w1, w5, w8 = item.task.source_tokenizer.encode("w1 w5 w8")
-    assert drafts == [[w8, w1, w5], [-1, -1, -1], [-1, -1, -1]]
 
 
 def test_guidance_contrasts_the_prompt_with_the_empty_prompt() -> None:
@@ -177,10 +101,20 @@ def test_guidance_contrasts_the_prompt_with_the_empty_prompt() -> None:
     assert tokens_of(guided) != tokens_of(plain)
 
 
-def test_an_empty_source_is_the_first_token_of_each_prompt() -> None:
-    source = Source(torch.tensor([[2, 7, 8], [1, 2, 9]]), torch.tensor([3, 2]))
-    empty = language_model().model.empty_source(source)
-    assert (empty.src_tokens.tolist(), empty.src_lengths.tolist()) == ([[2], [2]], [1, 1])
+def test_a_prompt_counts_as_written_but_for_its_first_token() -> None:
+    """No n-gram occurs twice in a prompt and its output; the first end-of-sentence does not forbid the last one."""
+    item = language_model()
+    repeats = []
+    for size in (0, 2):
+        found = Translator(item, beam=3, no_repeat_ngram_size=size, max_len_b=9, min_len=9).translate(PROMPTS)
+        lines = [
+            [*item.task.encode_source(one.source).tolist()[1:], *one.hypotheses[0].tokens.tolist()] for one in found
+        ]
+        repeats.append([len(line) - 1 - len(set(itertools.pairwise(line))) for line in lines])
+    assert max(repeats[0]) > max(repeats[1]) == 0
+    (short,) = Translator(item, beam=1, no_repeat_ngram_size=1, max_len_b=4).translate(["w1"])
+    assert short.hypotheses[0].tokens[-1] == 2
+    assert short.hypotheses[0].score > -torch.inf
 
 
 def test_a_translation_model_fused_with_a_language_model() -> None:
@@ -223,33 +157,6 @@ def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, b
     assert lengths == [10 - max(map(len, sources))] * 2, "the longer prompt counts"
 
 
-def test_prompts_and_targets_that_are_too_long_to_score_are_refused_by_their_line() -> None:
-    translator = Translator(language_model(max_target_positions=10))
-    assert len(list(translator.score(["w1 w2 w3", ""], ["w1 w2 w3 w4 w5 w6", "w1"]))) == 2
-    with pytest.raises(DataError, match="reference, line 2: 8 tokens are more than the 7"):
-        list(translator.score(["", "w1 w2 w3"], ["w1", "w1 " * 7]))
-
-
-class Pieces:
-    """Decodes ids as SentencePiece does: ``▁`` is a space, which is removed at the beginning."""
-
-    pieces = ("▁a", "▁hot", "dog", "▁dog", "s", "▁,")
-
-    def __call__(self, ids: Any) -> str:
-        return "".join(self.pieces[i] for i in ids).replace("▁", " ").removeprefix(" ")
-
-
-def test_the_text_of_a_continuation_joins_the_text_of_its_prompt() -> None:
-    decode = Pieces()
-    assert continuation(decode, [0, 1], [2, 4]) == "dogs"
-    assert continuation(decode, [0, 1], [3, 4]) == " dogs"
-    assert continuation(decode, [], [3, 4]) == "dogs"
-    cleaned = lambda ids: decode(ids).replace(" ,", ",")  # noqa: E731
-    assert continuation(cleaned, [0, 1], [5]) == ","
-    reversed_ = lambda ids: decode(list(reversed(ids)))  # noqa: E731
-    assert continuation(reversed_, [0, 1], [3, 4]) == "s dog"  # the prompt's text does not come first
-
-
 def tokenizer_named(name: str) -> Tokenizer:
     if name == "bytes":
         return make_tokenizer(byte_files())
@@ -272,35 +179,20 @@ def test_prompt_and_continuation_together_are_the_whole_text(name: str) -> None:
     assert name == "bytes" or 0 < spaces < 36  # some begin a new word, and some do not
 
 
-class Words(WordStreamer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: dict[int, list[str]] = defaultdict(list)
-
-    def on_text(self, sentence: int, text: str, last: bool) -> None:
-        self.pieces[sentence].append(text)
-
-
 def test_streamed_words_are_the_final_text() -> None:
-    translator = Translator(language_model(), max_len_b=9)
-    streamer = Words()
-    translator.translate(PROMPTS, streamer=streamer)
-    written = ["".join(streamer.pieces[line]) for line in range(len(PROMPTS))]
-    assert written == [translation.text for translation in translator.translate(PROMPTS, beam=1)]
-    assert [text[:1] for text in written] == [" ", "w", " ", " ", " "]
-    assert streamer._prompts == {}
+    """Those that continue a prompt begin with a space."""
+    pieces: dict[int, str] = defaultdict(str)
+
+    class Words(WordStreamer):
+        def on_text(self, sentence: int, text: str, last: bool) -> None:
+            pieces[sentence] += text
+
+    found = Translator(language_model(), max_len_b=9).translate(PROMPTS, streamer=Words())
+    assert [pieces[line] for line in range(len(PROMPTS))] == [translation.text for translation in found]
+    assert {text[0] for text in pieces.values()} == {" ", "w"}
 
 
 # ---- running text
-
-
-def test_blocks_score_each_token_once_after_its_context() -> None:
-    assert blocks(7, 5, 2) == [(0, 0, 3), (1, 3, 6), (4, 6, 7)]
-    for length, size, context in ((1, 4, 0), (10, 4, 3), (23, 7, 2), (12, 3, 0)):
-        cut = blocks(length, size, context)
-        assert [i for block in cut for i in range(block.start, block.stop)] == list(range(length))
-        assert all(block.stop - block.first <= size for block in cut)
-        assert all(block.start - block.first == min(context, block.start) for block in cut)
 
 
 LINES = ["w1 w5 w8", "", "w3 w3 w17 w3 w5 w9 w11", "w4", "w0 w18"]
@@ -334,20 +226,25 @@ def test_lines_are_scored_alone_without_blocks() -> None:
         assert found.positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"tokens_per_sample": 25}, "more than the 24 positions"),
-        ({"tokens_per_sample": 8, "context_window": 8}, "no token of a block is scored"),
-        ({"context_window": 8}, "no token of a block is scored"),
-        ({"tokens_per_sample": 8, "beam": 2}, "beam has no effect"),
-    ],
-)
-def test_blocks_that_cannot_be_scored(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        list(Translator(language_model()).score_text(LINES, **keys))
+@pytest.mark.parametrize(("own", "rate"), [(None, 0.3), (0.0, 0.0), (0.5, 0.5)])
+def test_embeddings_may_have_a_dropout_of_their_own(own: float | None, rate: float) -> None:
+    decoder = registered("transformer_lm_tiny", dropout=0.3, embedding_dropout=own)().decoder
+    assert decoder.dropout.p == rate
+    assert decoder.layers[0].dropout.p == 0.3
 
 
-def test_text_without_sources_needs_language_models() -> None:
-    with pytest.raises(ConfigError, match="language models only"):
-        list(Translator([language_model(), text_model()]).score_text(LINES))
+def test_the_least_length_of_prompt_and_output_counts_no_padding() -> None:
+    """In a batch of prompts of other lengths; the end is so likely that every output has the least length."""
+    keys = {
+        "beam": 1,
+        "min_total_len": 10,
+        "max_len_b": 12,
+        "exponential_decay_start": 1,
+        "exponential_decay_factor": 99.0,
+    }
+    found = Translator(language_model(), **keys).translate(PROMPTS)
+    lengths = [len(prompt.split()) for prompt in PROMPTS]
+    alone = [Translator(language_model(), **keys).translate([prompt])[0] for prompt in PROMPTS]
+    assert [one.hypotheses[0].tokens.tolist() for one in found] == [one.hypotheses[0].tokens.tolist() for one in alone]
+    sizes = {length + len(one.hypotheses[0].tokens) for length, one in zip(lengths, found, strict=True)}
+    assert len(sizes) == 1, sizes

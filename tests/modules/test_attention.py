@@ -1,74 +1,190 @@
-"""Attention against arithmetic done by hand, one kernel against the other, and what the cache holds."""
+"""Attention of each kind against arithmetic done by hand, and steps against one pass."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from seqgen.core.errors import ConfigError
-from seqgen.core.incremental_state import IncrementalState
+from seqgen.core.incremental_state import IncrementalState, rows_of_parents
 from seqgen.modules import attention as arithmetic
-from seqgen.modules.attention import attend, fold_beams, unfold_beams
+from seqgen.modules.attention import attend
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
-from seqgen.modules.kv_cache.indirection import IndirectionCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues
-from seqgen.modules.masks import QueryPositions, padding_mask_of, start_offsets_of_rows, step_mask
-from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.modules.linear import Linear
+from seqgen.modules.masks import QueryPositions, segment_mask, step_mask
+from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
+from seqgen.modules.positions import RotaryPositions, Rotation
+from seqgen.modules.rms_norm import RMSNorm
+from seqgen.modules.step_plan import StepPlan
+from tests.covering import covering
+from tests.modules.conftest import MEMORIES
+
+CPU = torch.device("cpu")
+DIM, BEAM = 8, 3
+NORMED: dict[str, Any] = {"kv_heads": 2, "head_dim": 6, "qk_norm": partial(RMSNorm, zero_centered=True)}
+KINDS: dict[str, Callable[[], MultiheadAttention]] = {
+    "self": partial(MultiheadAttention, DIM, 2),
+    "wide heads": partial(MultiheadAttention, DIM, 2, head_dim=6, bias=False, scale=1.0),
+    "rotated": partial(MultiheadAttention, DIM, 2, head_dim=6),
+    "capped": partial(MultiheadAttention, DIM, 2, soft_cap=2.0),
+    "grouped": partial(MultiheadAttention, DIM, 4, **NORMED),
+    "source": partial(MultiheadAttention, DIM, 2, encoder_dim=5),
+    "merged": partial(MergedAttention, DIM, 4, **NORMED),
+}
+ROTATED = ("rotated", "grouped", "merged")
+
+PADDING = torch.tensor([[False] * 4, [False, False, True, True]])
+"""Of the sources of two sentences."""
 
 
-def test_attention_by_hand() -> None:
-    """Scores ln 1 and ln 3 give the weights 1/4 and 3/4."""
-    query = torch.tensor([[[[1.0]]]])
-    key = torch.tensor([[[[0.0], [math.log(3)]]]])
-    value = torch.tensor([[[[8.0], [16.0]]]])
-    out, weights = attend(query, key, value, need_weights=True)
-    torch.testing.assert_close(weights, torch.tensor([[[[0.25, 0.75]]]]))
-    torch.testing.assert_close(out, torch.tensor([[[[14.0]]]]))
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+
+
+def module_of(kind: str) -> MultiheadAttention:
+    torch.manual_seed(0)
+    module = KINDS[kind]().double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def source_of(module: MultiheadAttention) -> Tensor | None:
+    """The encoder's output, a row for each of two sentences."""
+    return random(2, 4, module.kv_proj.in_features) if module.encoder_decoder else None
+
+
+def rotation_of(kind: str, seen: int, new: int) -> Rotation | None:
+    return RotaryPositions(6)(QueryPositions(seen, new, CPU), random(1)) if kind in ROTATED else None
+
+
+# --- by hand
+
+
+def softmax(scores: Tensor) -> Tensor:
+    return scores.exp() / scores.exp().sum(-1, keepdim=True)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Plane ``i`` of the vector at position ``p`` of ``(T, D)``, rotated by the angle ``p * 10000 ** (-2i / D)``."""
+    first, second = x.chunk(2, dim=-1)
+    speeds = 10000 ** (-2 * torch.arange(first.size(1), dtype=torch.float64) / x.size(1))
+    turned = torch.complex(first, second) * torch.exp(1j * torch.arange(len(x)).unsqueeze(1) * speeds)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def by_hand(
+    module: MultiheadAttention,
+    x: Tensor,
+    source: Tensor | None,
+    allowed: Tensor,
+    bias: Tensor,
+    turns: Callable[..., Any],
+) -> tuple[Tensor, Tensor]:
+    """Attention of one row, head by head: the output, and the weights of each head over keys that are ``allowed``."""
+    heads, groups, dim = module.num_heads, module.kv_heads, module.head_dim
+    merged = isinstance(module, MergedAttention)
+    if source is None:
+        q, k, v = module.in_proj(x).split([heads * dim, groups * dim, groups * dim], dim=-1)
+    else:
+        q = module.q_proj(x)
+        k, v = module.kv_proj(torch.cat([x, source]) if merged else source).chunk(2, dim=-1)
+    outs, maps = [], []
+    for head in range(heads):
+        mine, shared = (slice(number * dim, (number + 1) * dim) for number in (head, head * groups // heads))
+        keys = module.k_norm(k[:, shared])
+        keys = torch.cat([turns(keys[: len(x)]), keys[len(x) :]]) if source is None or merged else keys
+        scores = turns(module.q_norm(q[:, mine])) @ keys.t() * (module.scale or 1 / math.sqrt(dim))
+        if module.soft_cap is not None:
+            scores = module.soft_cap * torch.tanh(scores / module.soft_cap)
+        maps.append(softmax((scores + bias[head]).masked_fill(~allowed, -math.inf)))
+        outs.append(maps[-1] @ v[:, shared])
+    return module.out_proj(torch.cat(outs, dim=-1)), torch.stack(maps)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", ["none", "causal", "bias"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_by_hand(kind: str, mask: str) -> None:
+    """With padding among the keys, and three rows that share a source; that may have no mask besides its padding."""
+    module, x = module_of(kind), random(2 * BEAM, 5, DIM)
+    source, over_target, turns = source_of(module), kind != "source", rotated if kind in ROTATED else nn.Identity()
+    padding = torch.tensor([[False] * 5, [False, False, True, True, False], *[[False, True] + [False] * 3] * 4])
+    padding = PADDING if module.encoder_decoder else padding
+    masks: dict[str, Any] = {"key_padding_mask": padding, "is_causal": over_target and mask == "causal"}
+    target, bias = torch.ones(5, 5, dtype=torch.bool), torch.zeros(module.num_heads, 5, 1)
+    if mask == "causal":
+        target = target.tril()
+    if mask == "bias" and over_target:
+        bias = random(module.num_heads, 5, 5)
+        masks["attn_mask"] = bias.unsqueeze(0)
+        bias = nn.functional.pad(bias, (0, 4 if kind == "merged" else 0))
+    arguments = {**masks, "rotation": rotation_of(kind, 0, 5)}
+    out, weights = module(x, source, **arguments, need_weights=True)
+    unasked, none = module(x, source, **arguments)
+    torch.testing.assert_close(unasked, out, rtol=0, atol=1e-12)
+    assert none is None
+    for row, hidden in enumerate(padding.repeat_interleave(2 * BEAM // len(padding), 0)):
+        seen = (~hidden).expand(5, -1)
+        allowed = seen if kind == "source" else torch.cat([target, seen], 1) if kind == "merged" else target & seen
+        wanted, heads = by_hand(module, x[row], None if source is None else source[row // BEAM], allowed, bias, turns)
+        heads = heads[..., 5:] / heads[..., 5:].sum(-1, keepdim=True) if kind == "merged" else heads
+        torch.testing.assert_close(out[row], wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights[row], heads.mean(0), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_scores_have_their_bound_at_every_length() -> None:
+    """Fused kernels, which have none, are chosen for long sources."""
+    module, x = module_of("capped"), 4 * random(2, 90, DIM)
+    free = torch.ones(90, 90, dtype=torch.bool)
+    wanted = torch.stack([by_hand(module, row, None, free, torch.zeros(2, 1, 1), nn.Identity())[0] for row in x])
+    torch.testing.assert_close(module(x)[0], wanted, rtol=0, atol=1e-10)
 
 
 MASKS = {
     "none": None,
-    "bool": torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.7,
+    "bool": (random(2, 1, 5, 7) < 0.5) | (torch.arange(7) == 0),
     "keys": torch.tensor([[True] * 7, [True] * 4 + [False] * 3])[:, None, None, :],
-    "float": torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0)).double(),
+    "float": random(4, 5, 7),
+    "causal": torch.ones(5, 7, dtype=torch.bool).tril(),
     "nothing allowed": torch.zeros(2, 1, 5, 7, dtype=torch.bool),
 }
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-@pytest.mark.parametrize("scale", [None, 1.0])
-def test_both_kernels_agree(mask: Tensor | None, scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    tensors = [torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7)]
-    if mask is not None and mask.dtype == torch.bool and mask.any():
-        mask = mask | (torch.arange(7) == 0)  # no query is left without a key, where the kernels may differ
-    results = []
-    for small in (10**9, 0):
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("mask", MASKS)
+def test_all_kernels_agree(mask: str, scale: float, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that may see nothing gives numbers; two successive heads may read the same keys."""
+    monkeypatch.setattr(arithmetic, "_FEW", 0)
+    tensors = [
+        random(2, *shape, seed=shape[1]).requires_grad_() for shape in ((4, 5, 6), (groups, 7, 6), (groups, 7, 6))
+    ]
+    q, k, v = tensors
+    scores = q @ k.repeat_interleave(4 // groups, 1).transpose(2, 3) * scale
+    given = MASKS[mask]
+    if given is not None:
+        scores = scores + given if mask == "float" else scores.masked_fill(~given, -math.inf)
+    wanted = softmax(scores) @ v.repeat_interleave(4 // groups, 1)
+    causal: dict[str, Any] = {"is_causal": True} if mask == "causal" else {"mask": given}
+    for small, asked in ((10**9, False), (0, False), (0, True)):
         monkeypatch.setattr(arithmetic, "_SMALL", small)
-        monkeypatch.setattr(arithmetic, "_FEW", 0)
-        out, _ = attend(*tensors, mask, scale=scale)
-        results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
-    for plain, fused in zip(*results, strict=True):
-        assert plain.isfinite().all()
-        assert fused.isfinite().all()
-        if mask is None or mask.any():
-            torch.testing.assert_close(plain, fused)
-
-
-def test_causal_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    tensors = [torch.randn(2, 3, 6, 4, dtype=torch.float64) for _ in range(3)]
-    wanted, _ = attend(*tensors, step_mask(0, 6, None, torch.device("cpu")))
-    for small in (10**9, 0):
-        monkeypatch.setattr(arithmetic, "_SMALL", small)
-        monkeypatch.setattr(arithmetic, "_FEW", 0)
-        torch.testing.assert_close(attend(*tensors, is_causal=True)[0], wanted)
+        out, _ = attend(*tensors, **causal, scale=scale, need_weights=asked)
+        found = [out, *torch.autograd.grad(out.square().sum(), tensors)]
+        assert all(one.isfinite().all() for one in found)
+        if mask != "nothing allowed":
+            for one, other in zip(
+                found, [wanted, *torch.autograd.grad(wanted.square().sum(), tensors, retain_graph=True)], strict=True
+            ):
+                torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -89,183 +205,20 @@ def test_dropout_of_weights() -> None:
     assert not torch.allclose(out, weights @ x)
 
 
-def test_folding_beams() -> None:
-    # Two sentences of two beams, each row with two queries: rows 0 1, 2 3 and 4 5, 6 7 become 0 1 2 3 and 4 5 6 7.
-    x = torch.arange(8).view(4, 2, 1, 1)
-    folded = fold_beams(x, 2)
-    assert folded.shape == (2, 1, 4, 1)
-    assert folded.flatten(1).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert torch.equal(unfold_beams(folded, 4), x.view(4, 2, 1))
-    torch.manual_seed(0)
-    y = torch.randn(6, 2, 3, 5)
-    for key_rows in (6, 3, 2, 1):
-        torch.testing.assert_close(unfold_beams(fold_beams(y, key_rows), 6), y.flatten(2))
-
-
-def by_hand(module: MultiheadAttention, query: Tensor, source: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of one row, head by head; ``allowed`` ``(T, K)``."""
-    inner = module.num_heads * module.head_dim
-    if module.encoder_decoder:
-        q, kv = module.q_proj(query), module.kv_proj(source)
-        k, v = kv[:, :inner], kv[:, inner:]
-    else:
-        q, k, v = module.in_proj(query).split(inner, dim=-1)
-    outs, maps = [], []
-    for head in range(module.num_heads):
-        part = slice(head * module.head_dim, (head + 1) * module.head_dim)
-        scores = q[:, part] @ k[:, part].t() / math.sqrt(module.head_dim)
-        weights = scores.masked_fill(~allowed, -math.inf).softmax(-1)
-        outs.append(weights @ v[:, part])
-        maps.append(weights)
-    return module.out_proj(torch.cat(outs, dim=-1)), torch.stack(maps).mean(0)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("head_dim", [None, 6])
-def test_self_attention(head_dim: int | None) -> None:
-    torch.manual_seed(0)
-    module = MultiheadAttention(8, 2, head_dim=head_dim).double()
-    x = torch.randn(2, 5, 8, dtype=torch.float64)
-    padding = torch.tensor([[False] * 5, [True, False, False, True, False]])
-    for causal in (False, True):
-        out, weights = module(x, key_padding_mask=padding, is_causal=causal, need_weights=True)
-        unasked, none = module(x, key_padding_mask=padding, is_causal=causal)
-        torch.testing.assert_close(unasked, out)
-        assert none is None
-        for row in range(2):
-            allowed = (~padding[row]).expand(5, 5)
-            allowed = allowed.tril() if causal else allowed
-            begin = 1 if causal and row == 1 else 0  # the first query of row 1 may see nothing
-            wanted, wanted_weights = by_hand(module, x[row], x[row], allowed)
-            torch.testing.assert_close(out[row, begin:], wanted[begin:])
-            torch.testing.assert_close(weights[row, begin:], wanted_weights[begin:])
-
-
-@torch.no_grad()
-def test_encoder_decoder_attention_with_shared_keys() -> None:
-    torch.manual_seed(0)
-    module = MultiheadAttention(8, 2, encoder_dim=6).double()
-    x, source = torch.randn(6, 3, 8, dtype=torch.float64), torch.randn(2, 4, 6, dtype=torch.float64)
-    padding = torch.tensor([[False] * 4, [False, False, True, True]])
-    out, weights = module(x, source, key_padding_mask=padding, need_weights=True)
-    for row in range(6):
-        wanted, wanted_weights = by_hand(module, x[row], source[row // 3], (~padding[row // 3]).expand(3, 4))
-        torch.testing.assert_close(out[row], wanted)
-        torch.testing.assert_close(weights[row], wanted_weights)
-
-
-@torch.no_grad()
-def test_padding_among_remembered_keys() -> None:
-    """A mask may come at any step; what came without one had no padding."""
-    torch.manual_seed(0)
-    module = MultiheadAttention(8, 2).double()
-    x = torch.randn(2, 4, 8, dtype=torch.float64)
-    late = torch.tensor([[False], [True]])
-    state: Any = {}
-    module(x[:, :2], incremental_state=state)
-    module(x[:, 2:3], key_padding_mask=late, incremental_state=state)
-    (module_state,) = state.values()
-    assert module_state["cache"].view().padding_mask.tolist() == [[False] * 3, [False, False, True]]
-    out, _ = module(x[:, 3:], incremental_state=state)
-    for row, allowed in enumerate(([True] * 4, [True, True, False, True])):
-        wanted, _ = by_hand(module, x[row], x[row], torch.tensor(allowed).expand(4, 4))
-        torch.testing.assert_close(out[row, 0], wanted[3])
-
-
-@torch.no_grad()
-def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
-    """They are projected once, are not expanded to beams, and do not move while beams change places."""
-    module = MultiheadAttention(8, 2, encoder_dim=6)
-    state: Any = {}
-    module(torch.randn(6, 1, 8), torch.randn(2, 4, 6), incremental_state=state)
-    (module_state,) = state.values()
-    cache = module_state["cache"]
-    assert isinstance(cache, StaticCache)
-    keys = cache.view().keys
-    assert keys.shape == (2, 2, 4, 4)
-    assert cache.share == 3
-    module(torch.randn(6, 1, 8), None, incremental_state=state)  # the encoder's output is not read again
-    assert cache.view().keys is keys
-    moved = module.reorder_state_beams(module_state, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
-    assert moved.view().keys is keys
-    kept = module.select_state(module_state, torch.tensor([1]), beam_size=3)["cache"]
-    assert torch.equal(kept.view().keys, keys[1:])
-    assert kept.share == 3
-    crossed = module.reorder_state(module_state, torch.tensor([5, 0, 1]))["cache"]
-    assert torch.equal(crossed.view().keys, keys[[1, 0, 0]])
-    assert crossed.share == 1
-
-
-def test_padding_of_merged_keys() -> None:
-    """Rows keep their padding on either side; the shorter batch is padded at the end of the source."""
-    left = torch.tensor([[True, True, False], [False, False, False]])
-    longer = torch.tensor([[True, False, False, False, False]])
-
-    def keys(mask: Tensor) -> KeysAndValues:
-        numbers = torch.arange(mask.numel() * 4.0).view(mask.size(0), 1, mask.size(1), 4)
-        return KeysAndValues(numbers, -numbers, mask)
-
-    for first, second in ((left, longer), (longer, left)):
-        one, two = (StaticCache().append(keys(mask), mask.size(0)) for mask in (first, second))
-        got = one.merge(two).view().padding_mask
-        assert got is not None
-        assert torch.equal(got, torch.cat([F.pad(mask, (0, 5 - mask.size(1)), value=True) for mask in (first, second)]))
-        one, two = (GrowingCache().append(keys(mask), mask.size(0)) for mask in (first, second))
-        got = one.merge(two).view().padding_mask
-        assert got is not None  # positions that are missing on the left are hidden by the start offsets
-        assert torch.equal(got, torch.cat([F.pad(mask, (5 - mask.size(1), 0)) for mask in (first, second)]))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("beam_indirection", [True, False])
-def test_causal_steps_of_several_positions_equal_one_pass(beam_indirection: bool) -> None:
-    """The first step, one of three positions and one of a single position, without a mask from outside."""
-    torch.manual_seed(0)
-    module = MultiheadAttention(8, 2).double()
-    x = torch.randn(4, 6, 8, dtype=torch.float64)
-    state = IncrementalState(2, 2)
-    state.beam_indirection = beam_indirection
-    steps = [module(part, is_causal=True, incremental_state=state)[0] for part in x.split([2, 3, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), module(x, is_causal=True)[0])
-
-
-@torch.no_grad()
-def test_weights_of_beams_that_stay_in_place() -> None:
-    """They are those of each row's own keys, and asking for them does not change the cache."""
-    torch.manual_seed(0)
-    module = MultiheadAttention(8, 2).double()
-    x = torch.randn(4, 3, 8, dtype=torch.float64)
-    state = IncrementalState(2, 2)
-    state.beam_indirection = True
-    for position in range(2):
-        module(x[:, position : position + 1], incremental_state=state)
-    parents = torch.tensor([[1, 0], [1, 1]])
-    state[module.state_key] = module.reorder_state_beams(state[module.state_key], parents)
-    x[:, :2] = x[[1, 0, 3, 3], :2]
-    out, weights = module(x[:, 2:], incremental_state=state, need_weights=True)
-    wanted, wanted_weights = module(x, is_causal=True, need_weights=True)
-    torch.testing.assert_close(out, wanted[:, 2:])
-    torch.testing.assert_close(weights, wanted_weights[:, 2:])
-    assert isinstance(state[module.state_key]["cache"], IndirectionCache)
-
-
-def test_query_positions() -> None:
-    cpu = torch.device("cpu")
-    queries = QueryPositions(2, 2, cpu)
-    assert queries.distances.tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
-    assert queries.restrict(queries.distances < 2).int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
-    bias = queries.restrict(-queries.distances.float())
-    assert (bias[0] > -10).tolist() == [True, True, True, False]
-    assert bias.isfinite().all()
-    assert not queries.is_plain_causal
-    assert QueryPositions(0, 2, cpu).is_plain_causal
-    made: list[int] = []
-    for key in (bias, bias, cpu, bias):
-        queries.once(key, lambda: made.append(1) or bias)
-    assert len(made) == 3
-    padding = torch.tensor([[False, True]])
-    assert QueryPositions(0, 2, cpu, causal=False).allowed is None
-    assert QueryPositions(0, 2, cpu, False, padding_mask=padding).allowed.tolist() == [[[[True, False]]]]
+def test_examples_in_one_row_do_not_see_each_other() -> None:
+    module, x, source = module_of("merged"), random(1, 5, DIM), random(1, 4, DIM)
+    of_target, of_source = torch.tensor([[1, 1, 2, 2, 2]]), torch.tensor([[1, 1, 1, 2]])
+    out, _ = module(
+        x,
+        source,
+        attn_mask=segment_mask(of_target, of_target, causal=True),
+        encoder_attn_mask=segment_mask(of_target, of_source),
+        rotation=RotaryPositions(6)(QueryPositions(0, 5, CPU, segments=of_target), x),
+    )
+    first, _ = module(x[:, :2], source[:, :3], is_causal=True, rotation=rotation_of("merged", 0, 2))
+    second, _ = module(x[:, 2:], source[:, 3:], is_causal=True, rotation=rotation_of("merged", 0, 3))
+    torch.testing.assert_close(out, torch.cat([first, second], dim=1), rtol=0, atol=1e-12)
 
 
 def test_initial_projections_are_independent_glorot_matrices() -> None:
@@ -277,37 +230,80 @@ def test_initial_projections_are_independent_glorot_matrices() -> None:
         assert block.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
 
 
-def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="the hidden size 10 is not a multiple of the 4 attention heads"):
-        MultiheadAttention(10, 4)
-    with pytest.raises(ValueError, match="either attn_mask or is_causal"):
-        MultiheadAttention(8, 2)(torch.zeros(1, 2, 8), attn_mask=torch.ones(2, 2).bool(), is_causal=True)
-    with pytest.raises(ValueError, match="needs the encoder's output"):
-        MultiheadAttention(8, 2, encoder_dim=8)(torch.zeros(1, 2, 8))
+# --- in steps
 
 
-def test_step_masks() -> None:
-    cpu = torch.device("cpu")
-    assert step_mask(4, 1, None, cpu) is None
-    assert step_mask(2, 2, None, cpu).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    masks = step_mask(2, 2, torch.tensor([0, 1]), cpu)
-    assert masks.shape == (2, 1, 2, 4)
-    assert masks[1, 0].int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
+CHUNKS = [1, 1, 1, 1, 1, 3, 1, 1, 2, 1, 1]
+"""New positions of each step."""
 
 
-def test_starts_of_rows() -> None:
-    state = IncrementalState(2)
-    assert start_offsets_of_rows(None, 4) is None
-    assert start_offsets_of_rows({}, 4) is None
-    assert start_offsets_of_rows(state, 4) is None
-    state.start_offsets = torch.tensor([0, 3])
-    assert start_offsets_of_rows(state, 4).tolist() == [0, 0, 3, 3]
-    state.start_offsets = state.start_offsets * 0
-    assert start_offsets_of_rows(state, 4) is None
+def masks_of(kind: str, bias: Tensor | None, seen: int, new: int) -> dict[str, Any]:
+    """The masks of new positions: over the positions of the target, or over the source."""
+    if bias is None:
+        return {} if kind == "source" else {"is_causal": True}
+    rows = bias[:, :, seen : seen + new]
+    if kind == "source":
+        return {"attn_mask": rows}
+    allowed = step_mask(seen, new, None, CPU)
+    rows = rows[..., : seen + new]
+    return {"attn_mask": rows if allowed is None else rows.masked_fill(~allowed, -1e30)}
 
 
-def test_padding_masks() -> None:
-    tokens = torch.tensor([[5, 2, 1], [5, 6, 2]])
-    assert padding_mask_of(tokens, 1).tolist() == [[False, False, True], [False] * 3]
-    assert padding_mask_of(tokens, 0) is None
-    assert padding_mask_of(tokens, None) is None
+def add_hook(layer: nn.Module, before: bool) -> None:
+    if before:
+        layer.register_forward_pre_hook(lambda _, given: (given[0] + 0.5,))
+    else:
+        layer.register_forward_hook(lambda _, given, out: out + given[0].mean(-1, keepdim=True))
+
+
+CASES = itertools.product(KINDS, [None, False], ["", "bias", "padding"])
+WAYS = ["plain", "with a plan", "with a plan and hooks", "with gradients"]
+
+
+@pytest.mark.parametrize(("case", "way", "memory"), covering(list(CASES), WAYS, MEMORIES, times=4), indirect=["memory"])
+def test_steps_are_one_pass(case: tuple[str, bool | None, str], way: str, memory: None) -> None:
+    """The beams of two sentences cross before most steps; they share a source, or have one each if it has a mask."""
+    kind, table, option = case
+    module, length = module_of(kind), sum(CHUNKS)
+    if way == "with a plan and hooks":
+        module.apply(lambda layer: add_hook(layer, before=table is None) if isinstance(layer, Linear) else None)
+    source, own, generator = source_of(module), not module.encoder_decoder, torch.Generator().manual_seed(1)
+    each_row = [] if source is None else [one.repeat_interleave(BEAM, 0) for one in (source, PADDING)]
+    each_row = each_row[:1] if option == "bias" else each_row
+    given = [source, PADDING] if source is not None and not option else each_row
+    bias = random(1, module.num_heads, length, 4 if kind == "source" else length) if option == "bias" else None
+    x = random(2 * BEAM, length, DIM).requires_grad_(way == "with gradients")
+    row, hidden = (
+        x,
+        (random(2 * BEAM, length) > 0.7) & (option == "padding") & (torch.arange(length) >= sum(CHUNKS[:3])),
+    )
+    state, plan, seen, got, wanted = IncrementalState(2, BEAM), StepPlan(), 0, list[Tensor](), list[Tensor]()
+    state.beam_indirection = table
+    for step, new in enumerate(CHUNKS):
+        end, asked = seen + new, step == 7
+        maps = list[Tensor]()
+        module.on_weights = maps.append if asked else None
+        padding = {"key_padding_mask": hidden[:, seen:end]} if own and option == "padding" and step > 2 else {}
+        options = {**padding, **masks_of(kind, bias, seen, new), "rotation": rotation_of(kind, seen, new)}
+        with torch.set_grad_enabled(way == "with gradients"), nullcontext() if way == "plain" else plan.active():
+            out, weights = module(row[:, seen:end], *given, **options, incremental_state=state, need_weights=asked)
+        padding = {"key_padding_mask": hidden[:, :end]} if own else {}
+        options = {**padding, **masks_of(kind, bias, 0, end), "rotation": rotation_of(kind, 0, end)}
+        whole, over = module(row[:, :end], *each_row, **options, need_weights=asked)
+        torch.testing.assert_close(out, whole[:, seen:], rtol=0, atol=1e-12)
+        if asked:
+            torch.testing.assert_close(weights, over[:, seen:], rtol=0, atol=1e-12)
+            for one, other in zip(maps[: len(maps) // 2], maps[len(maps) // 2 :], strict=True):  # of each head
+                torch.testing.assert_close(one, other[:, :, seen:], rtol=0, atol=1e-12)
+            assert maps
+        got.append(out)
+        wanted.append(whole[:, seen:])
+        parents = torch.randint(BEAM, (2, BEAM), generator=generator)
+        parents = torch.arange(BEAM).expand(2, BEAM) if step % 3 == 2 else parents
+        seen = end
+        state[module.state_key] = module.reorder_state_beams(state[module.state_key], parents)
+        row, hidden = (one[rows_of_parents(parents)] for one in (row, hidden))
+    if way == "with gradients":
+        losses = [torch.cat(outs, dim=1).square().sum() for outs in (got, wanted)]
+        mine, theirs = (torch.autograd.grad(loss, x, retain_graph=True) for loss in losses)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)

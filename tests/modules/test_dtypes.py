@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from seqgen.addons.checks.subject import expand
-from seqgen.core.errors import ConfigError
 from seqgen.modules import dtypes, linear
-from seqgen.modules.dtypes import DTYPES, note_on, to_dtype
+from seqgen.modules.dtypes import DTYPES, to_dtype
 from seqgen.modules.linear import Linear, Projection
 from seqgen.system.switches import KERNEL_CHOICE
 from tests.model_zoo import ZOO, build
 from tests.subjects import inputs
 
-CPU = torch.device("cpu")
 BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02, "int8": 0.05}
 
@@ -56,20 +52,6 @@ def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytes
     assert dtype == "float32" or error > 0
 
 
-@pytest.mark.parametrize("name", ["fconv_tiny", "fconv_shared", "transformer_shared"])
-def test_a_copy_converts_alone(name: str) -> None:
-    """Converting a copy does not change the original, and tied weights stay tied."""
-    model = build(name, torch.float32)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    twin = to_dtype(copy.deepcopy(model), "bfloat16")
-    assert len(list(twin.parameters())) == len(list(model.parameters()))
-    batch = inputs(name, [5, 3], target_length=4)
-    for one in (model, twin):
-        assert one(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits.isfinite().all()
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-
-
 @needs_int8
 def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
     torch.manual_seed(0)
@@ -86,18 +68,3 @@ def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
     assert 0 < error.abs().max() < 0.05
     layer.train()
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-
-
-def test_refusals_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = Linear(4, 4)
-    with pytest.raises(ConfigError, match="no dtype 'int4'; choose one of: float32, bfloat16, float16, int8"):
-        to_dtype(layer, "int4")
-    assert note_on("float32", CPU) is None
-    assert "slower" in str(note_on("float16", CPU))
-    assert note_on("bfloat16", torch.device("cuda")) is None
-    monkeypatch.setattr(dtypes, "_supports", lambda question: False)
-    assert "has no instructions for it" in str(note_on("bfloat16", CPU))
-    with pytest.raises(ConfigError, match="VNNI"):
-        to_dtype(layer, "int8")
-    monkeypatch.setattr(dtypes, "_supports", lambda question: True)
-    assert note_on("bfloat16", CPU) is None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,8 +11,6 @@ from seqgen.core.incremental_state import (
     IncrementalState,
     ModuleState,
     StatefulModule,
-    rows_of_parents,
-    rows_of_sentences,
 )
 
 
@@ -56,11 +51,6 @@ def contents(decoder: TwoLayers, state: IncrementalState) -> list[int]:
     return rows
 
 
-def test_worked_examples() -> None:
-    assert rows_of_parents(torch.tensor([[0, 0, 2], [1, 0, 0]])).tolist() == [0, 0, 2, 4, 3, 3]
-    assert rows_of_sentences(torch.tensor([0, 2]), 3).tolist() == [0, 1, 2, 6, 7, 8]
-
-
 def test_verbs() -> None:
     decoder = TwoLayers()
     state = filled(decoder, 3, 2)
@@ -98,64 +88,30 @@ def test_starts_follow_any_order() -> None:
     assert state.start_offsets.tolist() == [0, 0, 0]
 
 
-def test_no_position_is_forgotten_before_a_sentence_starts() -> None:
-    class Counter(IncrementalDecoder):
-        can_roll_back = True
+class Summing(IncrementalDecoder):
+    """A decoder with verbs of its own, which see nothing but what it has set."""
 
-    decoder = Counter()
-    state = decoder.new_incremental_state(2)
-    decoder.advance(state, 5)
-    state.start_offsets = torch.tensor([0, 3])
-    with pytest.raises(ValueError, match="a sentence starts at position 3"):
-        decoder.roll_back(state, 3)
-    decoder.roll_back(state, 2)
-    assert decoder.positions_seen(state) == 3
+    can_roll_back = can_merge = True
+
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
+        return {name: value - positions for name, value in module_state.items()}
+
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
+        return {name: torch.cat([value, other[name]]) for name, value in module_state.items()}
 
 
 def test_positions_are_not_among_a_decoders_tensors() -> None:
-    """So that a decoder's own verbs see nothing but what it has set."""
-
-    class Summing(IncrementalDecoder):
-        can_roll_back = can_merge = True
-
-        def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-            return {name: value - positions for name, value in module_state.items()}
-
-        crop_state = roll_back_state
-
-        def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
-            return {name: torch.cat([value, other[name]]) for name, value in module_state.items()}
-
     decoder = Summing()
-    states = [decoder.new_incremental_state(1) for _ in range(2)]
-    for positions, state in zip((5, 3), states, strict=True):
+    first, second = (decoder.new_incremental_state(1) for _ in range(2))
+    for positions, state in ((5, first), (3, second)):
         decoder.advance(state, positions)
-        assert decoder.get_state(state) is None
         decoder.set_state(state, {"total": torch.tensor([positions])})
-    decoder.roll_back(states[0], 1)
-    state = decoder.merge(*states)
-    assert decoder.get_state(state)["total"].tolist() == [4, 3]
-    assert decoder.positions_seen(state) == 4
-    assert decoder.positions_seen({}) == decoder.positions_seen(None) == 0
-
-
-def test_a_module_that_overrides_the_general_verb_is_asked_for_the_narrow_ones_too() -> None:
-    class Narrow(StatefulModule):
-        def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
-            raise AssertionError
-
-        def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
-            raise AssertionError
-
-    class Sideways(Narrow, Layer):
-        reorder_state = Layer.reorder_state
-
-    decoder = TwoLayers()
-    decoder.layers[1] = Sideways()
-    state = filled(decoder, 2, 2)
-    decoder.reorder_beams(state, torch.tensor([[1, 1], [0, 1]]))
-    decoder.select_sentences(state, torch.tensor([0]))
-    assert contents(decoder, state) == [1, 1]
+    decoder.roll_back(first, 1)
+    first = decoder.merge(first, second)
+    assert decoder.get_state(first)["total"].tolist() == [4, 3]
+    assert (decoder.positions_seen(first), first.start_offsets.tolist()) == (4, [0, 1])
+    with pytest.raises(ValueError, match="a sentence starts at position 1"):
+        decoder.roll_back(first, 4)
 
 
 def test_a_plain_dict_is_a_state_of_independent_rows() -> None:
@@ -182,37 +138,3 @@ def test_a_decoder_that_overrides_the_general_verb_is_asked_for_the_narrow_ones_
     assert orders == [[1, 1, 2, 2], [2, 3]]
     assert state.start_offsets.tolist() == [1]
     assert contents(decoder, state) == [2, 2]
-
-
-@pytest.mark.parametrize("clone", [copy.deepcopy, copy.copy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_of_a_module_do_not_share_a_slot(clone) -> None:
-    module, state = Plain(), {}
-    module.set_state(state, {"rows": torch.arange(2)})
-    twin = clone(module)
-    assert twin.get_state(state) is None
-    twin.set_state(state, {"rows": torch.arange(3)})
-    assert len(module.get_state(state)["rows"]) == 2
-
-
-def test_a_copied_state_still_belongs_to_its_module() -> None:
-    decoder = TwoLayers()
-    state = filled(decoder, 2, 2)
-    branch = copy.deepcopy(state)
-    decoder.reorder_incremental_state(branch, torch.tensor([1, 1]))
-    assert contents(decoder, branch) == [1, 1]
-    assert contents(decoder, state) == [0, 1, 2, 3]
-
-
-def test_a_layer_whose_reorder_would_never_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="reorder_state"):
-
-        class Wrong(StatefulModule):
-            def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None: ...
-
-
-def test_slots_of_a_module_that_is_gone_are_an_error() -> None:
-    decoder = TwoLayers()
-    state = filled(decoder, 1, 2)
-    decoder.layers[1] = Layer()
-    with pytest.raises(RuntimeError, match="no longer exists"):
-        decoder.reorder_incremental_state(state, torch.tensor([0]))

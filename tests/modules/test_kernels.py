@@ -1,4 +1,4 @@
-"""Every kernel multiplies alike, and the fastest one is chosen for the number of rows."""
+"""Every kernel multiplies alike, the fastest is chosen for the number of rows, and gradients are PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from seqgen.modules import dtypes, kernel_choice as module
+from seqgen.modules import dtypes, kernel_choice as module, linear as linear_module
 from seqgen.modules.kernel_choice import MatrixProduct, measure_all
 from seqgen.modules.kernels import (
     PADDED,
@@ -19,73 +20,43 @@ from seqgen.modules.kernels import (
     WIDENED,
     Kernel,
     kernels_for,
+    onednn_product,
 )
-
-SHAPES = [(1, 64), (2, 64), (5, 64), (1, 1, 64), (9, 1, 64), (2, 3, 64), (0, 64)]
-FLOATS = [PREPACKED, PLAIN, TRANSPOSED]
+from seqgen.modules.linear import TRAINING, TrainingKernel, linear
+from seqgen.training.cross_entropy import cross_entropy
 
 needs_int8 = pytest.mark.skipif(not dtypes._has_int8_instructions(), reason="no instructions for int8 here")
 each_int8 = pytest.mark.parametrize("kernel", kernels_for(torch.float32, int8=True), ids=lambda kernel: kernel.name)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("kernel", FLOATS, ids=lambda kernel: kernel.name)
-def test_float_kernels_multiply_alike(kernel: Kernel, with_bias: bool) -> None:
+def test_a_bfloat16_product_in_float32() -> None:
+    """Of the other kernels test_linear.py tests the products."""
     torch.manual_seed(0)
-    matrix, bias = torch.randn(33, 64), torch.randn(33) if with_bias else None
-    layout = kernel.arrange(matrix)
-    for shape in SHAPES:
-        x = torch.randn(shape)
-        torch.testing.assert_close(kernel.multiply(layout, x, bias), F.linear(x, matrix, bias), rtol=0, atol=1e-4)
-
-
-@torch.no_grad()
-def test_kernels_of_one_row_and_of_bfloat16() -> None:
-    torch.manual_seed(0)
-    matrix, bias = torch.randn(33, 64), torch.randn(33)
-    for shape in ((64,), (1, 64), (1, 1, 64)):
-        x = torch.randn(shape)
-        product = PADDED.multiply(PADDED.arrange(matrix), x, bias)
-        torch.testing.assert_close(product, F.linear(x, matrix, bias), rtol=0, atol=1e-4)
-    narrow, x = matrix.bfloat16(), torch.randn(3, 64).bfloat16()
-    wanted = F.linear(x.float(), narrow.float(), bias.bfloat16().float()).bfloat16()
-    assert torch.equal(WIDENED.multiply(WIDENED.arrange(narrow), x, bias.bfloat16()), wanted)
-
-
-@needs_int8
-@torch.no_grad()
-@each_int8
-def test_int8_by_hand(kernel: Kernel) -> None:
-    """Weights and inputs that integers hold exactly give the exact product; a row of zeros gives the bias."""
-    matrix = torch.tensor([[127.0, -1.0, 2.0, 0.0], [0.5, 1.0, -63.5, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    x = torch.tensor([[127.0, 3.0, -2.0, 1.0], [0.0, 0.0, 0.0, 0.0], [-0.127, 0.001, 0.0, 0.1]])
-    layout, bias = kernel.arrange(matrix), torch.tensor([1.0, -1.0, 2.0])
-    for rows in (x, *x.split(1), x.unsqueeze(1), x[:0]):
-        for added in (bias, None):
-            product = kernel.multiply(layout, rows, added)
-            torch.testing.assert_close(product, F.linear(rows, matrix, added), rtol=1e-5, atol=0.02)
-    assert kernel.multiply(layout, x, bias)[1].tolist() == [1.0, -1.0, 2.0]
-    assert kernel.multiply(layout, x[1:2], bias).tolist() == [[1.0, -1.0, 2.0]]
+    matrix, bias, x = (torch.randn(shape).bfloat16() for shape in ((33, 64), (33,), (3, 64)))
+    wanted = F.linear(x.float(), matrix.float(), bias.float()).bfloat16()
+    assert torch.equal(WIDENED.multiply(WIDENED.arrange(matrix), x, bias), wanted)
 
 
 @needs_int8
 @torch.no_grad()
 @each_int8
 def test_int8_multiplies_rounded_factors(kernel: Kernel) -> None:
+    """A row of zeros gives the bias."""
     torch.manual_seed(0)
-    matrix, x = torch.randn(33, 64), torch.randn(9, 64)
+    matrix, x, bias = torch.randn(33, 64), torch.randn(9, 64), torch.randn(33)
     x[::2] *= 100
+    x[1], matrix[3] = 0, 0
     rounded = []
     for rows in (x.double(), matrix.double()):
-        scale = rows.abs().amax(1, keepdim=True) / 127
+        scale = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30)
         rounded.append((rows / scale).round() * scale)
     wanted, layout = F.linear(*rounded).float(), kernel.arrange(matrix)
-    for product in (
-        kernel.multiply(layout, x, None),
-        torch.cat([kernel.multiply(layout, row, None) for row in x.split(1)]),
-    ):
-        torch.testing.assert_close(product, wanted, rtol=0, atol=2e-3)
+    for given, product in ((None, wanted), (bias, wanted + bias)):
+        for rows in (slice(None), slice(0, 1), slice(1, 2), slice(0, 0)):
+            torch.testing.assert_close(kernel.multiply(layout, x[rows], given), product[rows], rtol=0, atol=2e-3)
+    three = kernel.multiply(layout, x.unsqueeze(1), bias)
+    torch.testing.assert_close(three.squeeze(1), wanted + bias, rtol=0, atol=2e-3)
 
 
 def chosen(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> MatrixProduct:
@@ -120,3 +91,92 @@ def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.Mo
         for outputs, rows in itertools.product((64, 32128), (1, 5, 100)):
             matrix = torch.empty(outputs, 16, dtype=dtype)
             assert MatrixProduct(matrix, kernels_for(dtype, int8)).choose(rows).suits(rows, 64)
+
+
+# --- products of training
+
+
+training = pytest.mark.usefixtures("always")
+
+
+def inputs(*shape: int, out_features: int = 11, bias: bool = True) -> list[Tensor]:
+    torch.manual_seed(0)
+    sizes = [shape, (out_features, shape[-1]), *([(out_features,)] if bias else [])]
+    return [torch.randn(size, requires_grad=True) for size in sizes]
+
+
+@pytest.fixture(name="always")
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All products are computed by oneDNN."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("PyTorch has no oneDNN here")
+    monkeypatch.setattr(linear_module, "_LARGE_PRODUCT", 0)
+    monkeypatch.setattr(TRAINING, "onednn", True)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 6), (1, 1), (130, 70), None])
+@pytest.mark.parametrize("bias", [False, True])
+@training
+def test_equals_that_of_pytorch(shape: tuple[int, ...] | None, bias: bool) -> None:
+    """Also with tensors that are not contiguous, in the last case."""
+    tensors = inputs(*(shape or (9, 6)), bias=bias)
+    if shape is None:
+        tensors[:2] = [one.t().contiguous().t().detach().requires_grad_() for one in tensors[:2]]
+    results = []
+    for multiply in (linear, F.linear):
+        out = multiply(*tensors)
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), tensors)])
+    assert "OneDNN" in str(linear(*tensors).grad_fn) + str(linear(*tensors).grad_fn.next_functions)  # type: ignore[union-attr]
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@training
+def test_only_what_is_wanted_is_computed() -> None:
+    x, weight, bias = inputs(4, 5)
+    out = linear(x.detach(), weight, bias.detach())
+    (gradient,) = torch.autograd.grad(out.sum(), [weight])
+    torch.testing.assert_close(gradient, x.detach().sum(0).expand(11, 5))
+
+
+@training
+def test_the_loss_uses_its_memory_again() -> None:
+    x, weight, _ = inputs(64, 5)
+    logits = linear(x, weight)
+    place = logits.data_ptr()
+    loss, _, _ = cross_entropy(logits, torch.arange(64) % 11)
+    gradient = loss.grad_fn.gradients[0]  # type: ignore[union-attr]
+    assert gradient.data_ptr() == place
+    got = torch.autograd.grad(loss, [x, weight])
+    wanted = torch.autograd.grad(
+        F.cross_entropy(F.linear(x, weight), torch.arange(64) % 11, reduction="sum"), [x, weight]
+    )
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_several_processes_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(linear_module, "time_calls", lambda calls: pytest.fail("nothing is measured"))
+    kernel = TrainingKernel()
+    kernel.choose()
+    assert kernel.onednn is None
+    assert kernel.uses_onednn()
+
+
+@training
+def test_products_of_gradients_have_no_expanded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a sum has one element in memory; oneDNN takes half a minute for a product with such a matrix."""
+    strides: list[int] = []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        strides.extend([*x.stride(), *weight.stride()])
+        return onednn_product(x, weight, bias)
+
+    monkeypatch.setattr(linear_module, "onednn_product", product)
+    x, weight = inputs(9, 5, bias=False)
+    found = torch.autograd.grad(linear(x, weight).sum(), [x, weight])
+    wanted = torch.autograd.grad(F.linear(x, weight).sum(), [x, weight])
+    torch.testing.assert_close(found, wanted)
+    assert len(strides) == 12
+    assert 0 not in strides

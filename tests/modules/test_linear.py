@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from seqgen.modules import kernel_choice, kernels, linear as module
-from seqgen.modules.convolution import ConvTBC
+from seqgen.modules import kernel_choice, linear as module
+from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kernels import PREPACKED, Kernel, kernels_for
-from seqgen.modules.linear import Linear, Projection
+from seqgen.modules.linear import Linear, Projection, weight_norm_linear
+from seqgen.modules.step_plan import StepPlan
 
 ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
 
@@ -44,51 +46,30 @@ def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     layer = Linear(48, 33, bias=bias).to(dtype).eval()
     assert packs(layer) or dtype != torch.float32
+    plan = StepPlan()
     for rows in ROWS:
         for shape in ((rows, 48), (rows, 3, 48), (2, rows, 1, 48)):
             x = torch.randn(shape).to(dtype)
             wanted = F.linear(x, layer.weight, layer.bias)
-            torch.testing.assert_close(layer(x), wanted, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 1e-5)
+            for context in (nullcontext(), plan.active()):
+                with context:
+                    product = layer(x)
+                torch.testing.assert_close(product, wanted, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 1e-5)
     x = torch.randn(4, 48, 5).to(dtype).transpose(1, 2)  # not contiguous
     torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=0, atol=3e-2)
 
 
 @torch.no_grad()
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    torch.manual_seed(0)
-    layer, x = Linear(512, 600).eval(), torch.randn(40, 512)
-    together = layer(x)
-    for row in (0, 17, 39):
-        torch.testing.assert_close(layer(x[row : row + 1]), together[row : row + 1], rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_convolutions_pack_too() -> None:
-    torch.manual_seed(0)
-    conv = ConvTBC(8, 12, 3).eval()
-    x = torch.randn(2, 7, 8)
-    assert packs(conv)
-    got = conv(x)
-    conv.packs = False
-    torch.testing.assert_close(got, conv(x), rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_packed_once_and_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x, made = Linear(16, 16).eval(), torch.randn(2, 16), []
-    original = Linear.product
-    monkeypatch.setattr(Linear, "product", lambda self: made.append(self) or original(self))
-    layer(x)
-    layer(x)
-    assert len(made) == 1
-    layer.eval()
-    layer(x)
-    assert len(made) == 2, "a new evaluation packs again"
-    monkeypatch.setattr(Projection, "packs", False)
-    layer(x)
-    layer.train()
-    layer(x)
-    assert len(made) == 2
+def test_a_normalized_weight_is_computed_for_each_gradient() -> None:
+    """In training, and where gradients are recorded; otherwise once."""
+    layer, x = weight_norm_linear(16, 16).eval(), torch.randn(2, 16)
+    assert layer.current_weight() is layer.current_weight()
+    for training in (False, True):
+        layer.train(training)
+        with torch.enable_grad():
+            for _ in range(2):  # a second time through the same graph would be an error
+                layer(x).sum().backward()
+    assert layer.current_weight() is not layer.current_weight()
 
 
 def set_data(layer: Linear) -> None:
@@ -165,9 +146,23 @@ def test_gradients_autocast_and_inference_mode() -> None:
         torch.testing.assert_close(layer(x), packed)
 
 
-def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "has_onednn", lambda: False)
-    layer, x = Linear(16, 16).eval(), torch.randn(2, 16)
-    with torch.no_grad():
-        assert not packs(layer)
-        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+class Twice(CachedWeight):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+@torch.no_grad()
+def test_what_is_made_of_a_weight_is_made_again_when_it_changes() -> None:
+    module, made = Twice().eval(), list[Tensor]()
+
+    def double() -> Tensor:
+        made.append(module.weight * 2)
+        return made[-1]
+
+    assert module.kept("double", double) is module.kept("double", double)
+    module.weight.add_(1)
+    assert module.kept("double", double).tolist() == [4, 4]
+    module.weight = nn.Parameter(torch.zeros(2))
+    assert module.kept("double", double).tolist() == [0, 0]
+    assert len(made) == 3

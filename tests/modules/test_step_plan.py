@@ -3,104 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
 
 from seqgen.core.incremental_state import IncrementalState
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.positions import RelativePositionBias
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.step_plan import StepPlan
-
-DIM, STEPS = 24, 70
-"""More steps than a block of any memory has positions."""
-
-
-def attention(kind: type[MultiheadAttention] = MultiheadAttention, **options: Any) -> MultiheadAttention:
-    torch.manual_seed(0)
-    return kind(DIM, 3, **options).double().eval()
-
-
-def decode(layer: MultiheadAttention, table: bool, sentences: int, plan: StepPlan | None, bias: bool) -> Tensor:
-    """The outputs of steps with three beams that cross at every step, ``(STEPS, rows, DIM)``."""
-    random = torch.Generator().manual_seed(1)
-    state = IncrementalState(sentences, 3)
-    state.beam_indirection = table
-    source = torch.rand(sentences, 5, DIM, generator=random, dtype=torch.float64)
-    padding = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])[:sentences] if sentences > 1 else None
-    relative = RelativePositionBias(3, 8, 20, bidirectional=False).double()
-    nn.init.normal_(relative.weight, generator=random)
-    found = []
-    with torch.inference_mode(), plan.active() if plan is not None else nullcontext():
-        for step in range(STEPS):
-            x = torch.rand(3 * sentences, 1, DIM, generator=random, dtype=torch.float64)
-            mask = relative(step, 1, step + 1) if bias else None
-            memory = (
-                {"encoder_out": source, "key_padding_mask": padding} if layer.encoder_decoder else {"attn_mask": mask}
-            )
-            found.append(layer(x, **memory, incremental_state=state)[0].squeeze(1))
-            parents = torch.randint(3, (sentences, 3), generator=random)
-            state[layer.state_key] = layer.reorder_state_beams(state[layer.state_key], parents)
-    return torch.stack(found)
-
-
-@pytest.mark.parametrize("options", [{}, {"encoder_dim": DIM}, {"scale": 1.0}, {"bias": False}])
-@pytest.mark.parametrize("sentences", [1, 2])
-@pytest.mark.parametrize(("table", "bias"), [(False, False), (False, True), (True, False), (True, True)])
-def test_attention(options: dict[str, Any], sentences: int, table: bool, bias: bool) -> None:
-    layer, plan = attention(**options), StepPlan()
-    wanted = decode(layer, table, sentences, None, bias)
-    torch.testing.assert_close(decode(layer, table, sentences, plan, bias), wanted, rtol=0, atol=1e-12)
-    assert plan
-
-
-def test_attention_of_a_subclass_and_a_hook() -> None:
-    """What a subclass, ``on_weights`` and a hook of a projection change is not skipped."""
-
-    class Doubled(MultiheadAttention):
-        def own_heads(self, query: Tensor, rotation: Any) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = super().own_heads(query, rotation)
-            return q, k, 2 * v
-
-    plain = decode(attention(bias=False), True, 2, StepPlan(), False)
-    torch.testing.assert_close(decode(attention(Doubled, bias=False), True, 2, StepPlan(), False), 2 * plain)
-    seen: list[Tensor] = []
-    layer = attention(bias=False)
-    layer.on_weights = seen.append
-    torch.testing.assert_close(decode(layer, True, 2, StepPlan(), False), plain)
-    assert len(seen) == STEPS
-    layer = attention(bias=False)
-    layer.out_proj.register_forward_hook(lambda module, arguments, output: 3 * output)
-    torch.testing.assert_close(decode(layer, True, 2, StepPlan(), False), 3 * plain)
-
-
-@pytest.mark.parametrize("encoder_decoder", [False, True])
-def test_masks_of_a_step(encoder_decoder: bool) -> None:
-    """A step masks the source by ``attn_mask``, and its new positions by ``key_padding_mask``."""
-    layer = attention(encoder_dim=DIM if encoder_decoder else None)
-    random = torch.Generator().manual_seed(1)
-    source = torch.rand(2, 5, DIM, generator=random, dtype=torch.float64)
-
-    def outputs(plan: StepPlan | None) -> Tensor:
-        random = torch.Generator().manual_seed(2)
-        state, found = IncrementalState(2), []
-        with torch.inference_mode(), plan.active() if plan is not None else nullcontext():
-            for _ in range(6):
-                x = torch.rand(2, 1, DIM, generator=random, dtype=torch.float64)
-                padding = torch.rand(2, 1, generator=random) < 0.5
-                allowed = torch.rand(2, 1, 1, 5, generator=random) < 0.7
-                masks = (
-                    {"encoder_out": source, "attn_mask": allowed} if encoder_decoder else {"key_padding_mask": padding}
-                )
-                found.append(layer(x, **masks, incremental_state=state)[0])
-        return torch.cat(found)
-
-    torch.testing.assert_close(outputs(StepPlan()), outputs(None), rtol=0, atol=1e-12)
 
 
 class Shifted(Linear):
@@ -111,11 +25,21 @@ class Shifted(Linear):
         return super().forward(input) + 1
 
 
-@pytest.mark.parametrize("make", [lambda: Linear(8, 6), lambda: RMSNorm(8), lambda: RMSNorm(8, zero_centered=True)])
+each_module = pytest.mark.parametrize(
+    "make", [lambda: Linear(8, 6), lambda: Shifted(8, 6), lambda: RMSNorm(8), lambda: RMSNorm(8, zero_centered=True)]
+)
+
+
+def layer_of(make: Callable[[], nn.Module]) -> nn.Module:
+    layer = make().eval()
+    nn.init.normal_(layer.weight)  # type: ignore[arg-type]
+    return layer
+
+
+@each_module
 def test_a_plan_holds_for_one_batch(make: Callable[[], nn.Module]) -> None:
     """A layer gives what it gives without a plan, in a new plan also after its weight has changed."""
-    layer, x = make().eval(), torch.randn(5, 8)
-    nn.init.normal_(layer.weight)  # type: ignore[arg-type]
+    layer, x = layer_of(make), torch.randn(5, 8)
     for _ in range(2):
         plan = StepPlan()
         with torch.inference_mode():
@@ -130,7 +54,55 @@ def test_a_plan_holds_for_one_batch(make: Callable[[], nn.Module]) -> None:
         assert layer(x).requires_grad
 
 
-def test_a_forward_of_a_subclass_is_called() -> None:
-    layer, x = Shifted(4, 4).eval(), torch.randn(2, 4)
-    with torch.inference_mode(), StepPlan().active():
-        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias) + 1)
+def before(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    return (given[0] + 1,)
+
+
+def after(_: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
+    return 2 * out
+
+
+HOOKS: list[Callable[[nn.Module], Any]] = [
+    lambda layer: layer.register_forward_pre_hook(before),
+    lambda layer: layer.register_forward_hook(after),
+    lambda layer: of_all_modules.register_module_forward_pre_hook(before),
+    lambda layer: of_all_modules.register_module_forward_hook(after),
+]
+
+
+@torch.inference_mode()
+@each_module
+@pytest.mark.parametrize("register", HOOKS, ids=["before", "after", "before all", "after all"])
+def test_hooks_are_called(make: Callable[[], nn.Module], register: Callable[[nn.Module], Any]) -> None:
+    """test_attention.py tests the same of the projections of attention."""
+    layer, x = layer_of(make), torch.randn(5, 8)
+    plain = layer(x)
+    with register(layer):
+        wanted = layer(x)
+        with StepPlan().active():
+            torch.testing.assert_close(layer(x), wanted)
+    assert (wanted - plain).abs().max() > 0.1
+
+
+class Doubled(MultiheadAttention):
+    """Attention whose values are twice as large."""
+
+    def own_heads(self, query: Tensor, rotation: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Double the values."""
+        q, k, v = super().own_heads(query, rotation)
+        return q, k, 2 * v
+
+
+@torch.inference_mode()
+def test_a_subclass_of_attention_and_who_asks_for_weights_are_not_skipped() -> None:
+    found, seen = [], list[Tensor]()
+    for kind, receiver in ((MultiheadAttention, None), (Doubled, None), (MultiheadAttention, seen.append)):
+        torch.manual_seed(0)
+        layer, state = kind(24, 3, bias=False).double().eval(), IncrementalState(2, 3)
+        layer.on_weights = receiver
+        with StepPlan().active():
+            steps = [layer(x, incremental_state=state)[0] for x in torch.randn(4, 6, 1, 24, dtype=torch.float64)]
+        found.append(torch.cat(steps))
+    torch.testing.assert_close(found[1], 2 * found[0])
+    torch.testing.assert_close(found[2], found[0])
+    assert len(seen) == 4

@@ -25,9 +25,9 @@ Row = tuple[Any, ...]
 def refusals(*rows: Row, error: type[Exception] | tuple[type[Exception], ...] = UserError) -> Callable[..., None]:
     """Make a test of rows: what is refused, then words that the sentence has, all of them.
 
-    What is refused is a call or a command. A call is a function that raises ``error``; its parameters are names of
-    fixtures. A command is a text such as ``generate path={run} generation.beam=x``; a name in braces is a fixture, and
-    the command ends with exit code 2 and one sentence, without a traceback.
+    What is refused is a call or a command. A call is a function that raises ``error``; its parameters without
+    defaults are names of fixtures. A command is a text such as ``generate path={run} generation.beam=x``; a name in
+    braces is a fixture, and the command ends with exit code 2 and one sentence, without a traceback.
 
     >>> test_values = refusals(
     ...     (lambda: Dictionary.load("nothere"), "nothere", "no such file"),
@@ -44,7 +44,8 @@ def refusals(*rows: Row, error: type[Exception] | tuple[type[Exception], ...] = 
             name, *arguments = shlex.split(line)
             refused(command(name, *arguments, stdin=LINE), *words)
         else:
-            given = {name: request.getfixturevalue(name) for name in inspect.signature(what).parameters}
+            names = (name for name, one in inspect.signature(what).parameters.items() if one.default is one.empty)
+            given = {name: request.getfixturevalue(name) for name in names}
             with pytest.raises(error) as caught:
                 what(**given)
             message = str(caught.value)

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import yaml
+
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.config import TrainConfig
-from seqgen.config.compose import compose
+from seqgen.cli.command import with_config_files
+from seqgen.cli.score import ScoreConfig
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
+from seqgen.config.compose import MAX_VALUES, component_of_key, compose, expand_sweep, sweep_values
+from seqgen.config.values import from_dict, to_dict
 from tests.refusals import Row, refusals
+
+
+def of_file(text: str, *words: str, schema: type = TrainConfig) -> Row:
+    """A configuration file with a text; the sentence names the file."""
+
+    def read(tmp_path: Path) -> None:
+        (tmp_path / "x.yaml").write_text(text)
+        compose(schema, with_config_files(schema, [f"config={tmp_path}/x.yaml"]).overrides)
+
+    return read, "x.yaml", *words
+
+
+def plain(values: dict[str, Any]) -> Row:
+    """The plain values of a configuration, as a run has them in ``config.yaml``."""
+    return lambda: from_dict(TrainConfig, values, "config.yaml"), "config.yaml"
 
 
 def key(override: str, *words: str) -> Row:
@@ -44,4 +67,60 @@ test_keys = refusals(
     key("model=fconv_tiny,transformer_tiny", "has several names; seqgen-train -m trains one run with each"),
     key("task.train=x", "task=number_names", "add task=translation, task.source_lang, task.target_lang"),
     key("model_name_or_paths=x", "unknown key 'model_name_or_paths'; --help lists the keys"),
+    key(f"common.seed={2**63}", "does not fit into 64 bits"),
+    key("common.user_files={a: b}", "'common.user_files' cannot be set as a whole"),
+    key("generation.components={search.groups: 3}", "'generation.components' cannot be set as a whole"),
+    key("generation.typical_p=" + "9" * 400, "cannot be used"),
+    key("common.seed=inf", "cannot be used"),
+    (lambda: compose(ScoreConfig, ["search.groups=2"]), "unknown key 'search.groups'"),
+    (
+        lambda: component_of_key(GenerationConfig(processors=["a"]), "processor.b.x"),
+        "'processor.b.x' has no effect, because generation.processors does not",
+    ),
+)
+
+test_files = refusals(
+    (lambda: with_config_files(TrainConfig, ["config=nothere.yaml"]), "config=nothere.yaml", "there is no such file"),
+    of_file("- a\n- b\n", "must contain keys and values"),
+    of_file("", "must contain keys and values"),
+    of_file("a: [", "not a YAML file: there is an error in line 1, column 5"),
+    of_file("a: '\0'", "not a YAML file: it has the character U+0000"),
+    of_file("a: !!python/object:os.system {}\n", "not a YAML file"),
+    of_file("common:\n  seed: 1\n  seed: 2\n", "the key seed in line 3 is already in line 2; remove one"),
+    of_file("common: {seed: 1}\ncommon.seed: 2\n", "common.seed is given twice, in two spellings"),
+    of_file('{"format": "seqgen-comparison"}', "this is a seqgen-comparison file, not keys or a record"),
+    of_file('{"format": "seqgen-record", "version": 2}', "a record of version 2; this seqgen reads version 1"),
+    of_file('{"format": "seqgen-record", "version": 1}', "the record has no keys"),
+    of_file('{"format": "seqgen-record", "version": 1, "keys": {}}', "which is for seqgen-generate"),
+    of_file(
+        yaml.safe_dump(to_dict(compose(TrainConfig, ["generation.beam=3"]))),
+        "this is the configuration of a training run", " path=RUN uses",
+        schema=GenerateConfig,
+    ),
+    ("train config={tmp_path}/nothere.yaml", "nothere.yaml"),
+)  # fmt: skip
+
+test_values = refusals(
+    plain({"common": {"sed": 1}}),
+    plain({"common": 3}),
+    plain({"model": {"_name": "nothere"}}),
+    plain({"model": {"dropout": 1}}),
+    plain({"nothere": 1}),
+    plain({"common": {"seed": True}}),
+    plain({"model": {"_name": "transformer", "dropout": float("nan")}}),
+    *(
+        plain({"common": {"user_files": recorded}, "model": {"_name": "x"}})
+        for recorded in (3, None, [], {"model.x": 3}, {"nothing": "a.py"}, {"": "a.py"})
+    ),
+)
+
+test_ranges = refusals(
+    *(
+        (lambda text=text: list(expand_sweep(TrainConfig, [f"common.seed={text}"])), "a range is FIRST:LAST:STEP")
+        for text in ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1")
+    ),
+    (
+        lambda: sweep_values("common.seed", f"0:{MAX_VALUES}:1"),
+        f"common.seed=0:{MAX_VALUES}:1 has {MAX_VALUES + 1} values",
+    ),
 )

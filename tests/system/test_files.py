@@ -19,6 +19,7 @@ from seqgen.system.files import (
     remove_leftovers,
     write_atomically,
 )
+from seqgen.system.reading import version_of
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
 
@@ -114,3 +115,12 @@ def test_a_run_is_cleaned_when_it_is_prepared_again(tmp_path: Path) -> None:
     age(run / "cache", LEFTOVER_SECONDS + 100)
     assert command("train", "prepare_only=true", *arguments).code == 0
     assert sorted(path for path in run.rglob("*") if path.name != "checksums.json") == before
+
+
+def test_a_file_that_is_written_again_has_another_version(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("w1")
+    os.utime(tmp_path / "a", ns=(1, 10**15))
+    before = version_of(tmp_path / "a")
+    with (tmp_path / "a").open("r+") as file:  # the same file, with as many bytes
+        file.write("w2")
+    assert version_of(tmp_path / "a") != before

@@ -1,24 +1,24 @@
-"""A flag describes certain methods: a class that overrides one of them gets the flag's safe default."""
+"""A flag describes certain methods: a class that overrides one gets the flag's safe default; misspelt hooks."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the built-in models
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates
-from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
-from seqgen.core.contract import Flagged
+from seqgen.core.contract import Flagged, Hooked, find_misspelt
 from seqgen.core.scores import Scores
-from seqgen.core.structures import DecoderOut, Hypothesis
-from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.core.structures import DecoderOut
 from seqgen.decoding.processors.length import MinimumLength
 from seqgen.decoding.processors.tokens import BadWords, SequenceBias
 from seqgen.decoding.search.sampling import Sampling
@@ -28,17 +28,17 @@ from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.registry import MODELS, SEARCHES
 from seqgen.training.criteria import has_default_forward
+from tests.commands import command, refused
 from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.waiting_sentences import queue
 
 SEARCHES.names()
 MODELS.names()
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 6, 2)]
 
 
-def built_in(base: type[Flagged] = Flagged) -> Iterator[type[Flagged]]:
+def built_in(base: Any = Flagged) -> Iterator[Any]:
     for cls in base.__subclasses__():
         if cls.__module__.startswith("seqgen."):
             yield cls
@@ -64,23 +64,15 @@ def promises() -> list[tuple[type[Flagged], str, str]]:
 
 def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     found = promises()
-    assert {flag for _, flag, _ in found} == {
-        *("can_merge", "ignores_context", "continues_each_beam", "keeps_single", "session_class"),
-        *("shift_invariant", "takes_columns", "token_attributes", "output_columns"),
-        *("shares_encoder_output", "reads_history", "reads_finished", "can_roll_back"),
-        "supports_packing",
-        "certifiable",
-        *("reorder_state_beams", "select_state"),
-        *("is_composed", "normalizes_by_softmax", "adjusts_logits", "moves_rows_by_modules", "samples_tokens"),
-        *("attended", "step_memory", "steps_by_head", "planned"),
-        *("joins_batches", "reads_plain_lines", "encodes_by_tokenizer", "metric_signatures"),
-    }
+    assert len({flag for _, flag, _ in found}) >= 30
     for cls, flag, method in found:
         assert hasattr(cls, method)
         own = {method: lambda *_: None}
         assert getattr(type("Own", (cls,), own), flag) is safe(cls, flag), (cls, flag, method)
         mixed = type("Mixed", (type("Mixin", (), own), cls), {})
         assert getattr(mixed, flag) is safe(cls, flag), (cls, flag, method)
+    for cls, flag, method in {one[1]: one for one in found}.values():  # a class for each flag
+        own = {method: lambda *_: None}
         stated = type("Stated", (cls,), {**own, flag: "stated"})
         assert getattr(stated, flag) == "stated"
         assert getattr(type("Again", (stated,), {}), flag) == "stated"
@@ -98,7 +90,10 @@ def test_a_value_of_the_instance_counts_for_its_own_class() -> None:
     assert not Own({(5,): 1.0}).shift_invariant
 
 
-def pairs(found: list[list[Hypothesis]]) -> list[list[tuple[list[int], float]]]:
+def outputs(model: ScriptedModel, **options: Any) -> list[list[tuple[list[int], float]]]:
+    """The tokens and the score of each hypothesis."""
+    generator = make_generator([model], dictionary(5), **{"beam_size": 3, "max_len_b": 6, **options})
+    found = generator.generate(batch_of(SOURCES))
     return [[(h.tokens.tolist(), pytest.approx(h.score, abs=1e-10)) for h in hypotheses] for hypotheses in found]
 
 
@@ -112,67 +107,32 @@ class Sure(BeamSearch):
 
 
 def test_a_beam_search_of_ones_own_gets_log_probabilities_and_writes_nothing_forbidden() -> None:
-    for seed in range(5):
-        rule = random_rule(9, seed)
-        generator = make_generator(
-            [ScriptedModel(rule)], dictionary(5), beam_size=3, max_len_b=4, min_len=0, search_strategy=Sure()
-        )
-        batch = batch_of(SOURCES)
-        for source, hypotheses in zip(SOURCES, generator.generate(batch), strict=True):
+    for rule in (random_rule(9, seed) for seed in range(5)):
+        found = outputs(ScriptedModel(rule), max_len_b=4, min_len=0, search_strategy=Sure())
+        for source, hypotheses in zip(SOURCES, found, strict=True):
             assert hypotheses
-            for tokens in (h.tokens.tolist() for h in hypotheses):
+            for tokens, _ in hypotheses:
                 for step, token in enumerate(tokens[:-1]):
                     assert rule(source, tuple(tokens[:step])).softmax(-1)[token] >= 1 / 12
 
 
-def test_a_beam_search_of_ones_own_is_asked_where_sentences_wait() -> None:
-    class Counting(BeamSearch):
-        def begin(self, batch: BatchInfo) -> Self:
-            calls.append(batch)
-            return super().begin(batch)
+class NoEcho(MinimumLength):
+    """Forbids the newest token, which its base class does not read."""
 
-    calls: list[BatchInfo] = []
-    generator = make_generator(
-        [build("transformer_tiny")], dictionary(19), beam_size=2, max_len_b=4, search_strategy=Counting()
-    )
-    take, _ = queue([(4, 5, 2), (6, 2), (7, 2)], 2)
-    assert len(list(generate_continuously(generator, take))) == 3
-    assert len(calls) == 2
-
-
-def test_a_processor_of_ones_own_is_given_what_it_reads() -> None:
-    class NoEcho(MinimumLength):
-        """Forbids the newest token, which its base class does not read."""
-
-        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-            if context.step:
-                lprobs.scatter_(1, context.tokens[:, -1:], -torch.inf)
-            return super().__call__(lprobs, context)
-
-    for semantics in ("fairseq", "huggingface"):
-        generator = make_generator(
-            *([ScriptedModel(random_rule(9, 2))], dictionary(5)),
-            **{"beam_size": 3, "max_len_b": 6, "processors": [NoEcho(0)], "semantics": semantics},
-        )
-        for hypotheses in generator.generate(batch_of(SOURCES)):
-            for tokens in (h.tokens.tolist() for h in hypotheses):
-                assert all(a != b for a, b in itertools.pairwise(tokens))
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        if context.step:
+            lprobs.scatter_(1, context.tokens[:, -1:], -torch.inf)
+        return super().__call__(lprobs, context)
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_rows_that_are_not_known_to_be_independent_are_decoded_all_the_same(semantics: str) -> None:
-    class Own(Greedy):
-        def step(self, context: StepContext, scores: Scores) -> Candidates:
-            return super().step(context, scores)
-
-    def decode(search: Greedy) -> list[list[Hypothesis]]:
-        return make_generator(
-            *([ScriptedModel(random_rule(9, 2))], dictionary(5)),
-            **{"search_strategy": search, "max_len_b": 6, "semantics": semantics},
-        ).generate(batch_of(SOURCES))
-
-    found, wanted = ([[h.tokens.tolist() for h in one] for one in decode(search)] for search in (Own(), Greedy()))
-    assert found == wanted
+def test_a_processor_of_ones_own_is_given_what_it_reads(semantics: str) -> None:
+    echoes = []
+    for processors in ([], [NoEcho(0)]):
+        found = outputs(ScriptedModel(random_rule(9, 2)), processors=processors, semantics=semantics)
+        pairs = [pair for one in found for tokens, _ in one for pair in itertools.pairwise(tokens)]
+        echoes.append(any(a == b for a, b in pairs))
+    assert echoes == [True, False]
 
 
 def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
@@ -182,17 +142,11 @@ def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
         continues_each_beam = True
 
         def step(self, context: StepContext, scores: Scores) -> Candidates:
-            lprobs, so_far = scores.distribution(), scores.beams
-            return Greedy().step(context, Scores(lprobs, so_far))
+            return Greedy().step(context, Scores(scores.distribution(), scores.beams))
 
-    options = {"beam_size": 3, "max_len_b": 6, "search_strategy": Surest()}
     model, draft = (ScriptedModel(random_rule(9, seed)) for seed in (1, 2))
-    alone = make_generator([model], dictionary(5), **options)
-    drafted = make_generator(
-        [model], dictionary(5), **{**options, "search_strategy": SpeculativeSearch(ModelDrafter(draft), 3, Surest())}
-    )
-    found = drafted.generate(batch_of(SOURCES))
-    assert pairs(found) == [[(h.tokens.tolist(), h.score) for h in one] for one in alone.generate(batch_of(SOURCES))]
+    drafted = SpeculativeSearch(ModelDrafter(draft), 3, Surest())
+    assert outputs(model, search_strategy=drafted) == outputs(model, search_strategy=Surest())
 
 
 @pytest.mark.parametrize("part", ["model", "decoder"])
@@ -203,18 +157,13 @@ def test_probabilities_of_ones_own_are_those_that_are_searched(part: str) -> Non
         values = (3 * logits).log_softmax(-1)
         return values if log_probs else values.exp()
 
-    def decode(model: ScriptedModel) -> list[list[tuple[list[int], float]]]:
-        generator = make_generator([model], dictionary(5), beam_size=3, max_len_b=6)
-        softmax = model.normalizes_by_softmax and model.decoder.normalizes_by_softmax
-        assert generator.setup.ensemble.normalizes_by_softmax == softmax
-        return pairs(generator.generate(batch_of(SOURCES)))
-
     rule = random_rule(9, 3)
     own, wanted = ScriptedModel(rule), ScriptedModel(lambda source, history: 3 * rule(source, history))
     changed = own if part == "model" else own.decoder
     changed.__class__ = type("Sharper", (type(changed),), {"get_normalized_probs": sharper})
     assert not changed.normalizes_by_softmax
-    assert decode(own) == decode(wanted)
+    assert outputs(own) == outputs(wanted)
+    assert outputs(own) != outputs(ScriptedModel(rule))
 
 
 def test_a_forward_of_ones_own_is_that_of_the_loss() -> None:
@@ -244,3 +193,16 @@ def test_a_view_of_ones_own_is_what_attention_reads() -> None:
         values = cache.attended(None, False, 1, torch.bfloat16).values[:, :, :3]
         assert values.unique().tolist() == [value]
         assert cache.can_merge == (kind is GrowingCache)
+
+
+def test_names_that_are_not_misspelt() -> None:
+    """Helpers, what begins with an underscore, what a base class of the user's own has; and all built-in names."""
+    own = type("Own", (BeamSearch,), {"_begins": True, "can_prune": True, "threshold": 1.0, "step": BeamSearch.step})
+    type("Further", (own,), {"can_prune": False, "can_prunes": True})
+    assert not {cls: found for cls in built_in(Hooked) if (found := list(find_misspelt(cls)))}
+
+
+def test_a_command_names_file_and_line_of_a_misspelt_hook(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("from seqgen.core.beam_search import BeamSearch\n\nclass Own(BeamSearch):\n    begins = 1\n")
+    refused(command("check", f"common.user_dir={file}", "search=own"), f"seqgen-check: {file}:3: Own defines 'begins'")

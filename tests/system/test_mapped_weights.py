@@ -14,7 +14,7 @@ import torch
 from benchmarks.decoding.models import numbered_words
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
-from seqgen.checkpoints.serialization import read_tensors, write_checksums, write_tensors
+from seqgen.checkpoints.serialization import write_checksums, write_tensors
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import CheckpointError
 from seqgen.models.huggingface.checkpoint import save_pretrained
@@ -147,13 +147,6 @@ def test_outputs_of_weights_that_change_meanwhile_are_not_returned(folder: Path)
         decode()
 
 
-def test_a_converted_model_does_not_need_its_file(folder: Path) -> None:
-    loaded = load_model(folder)
-    loaded.model.double()
-    os.utime(weights_file(folder), ns=(2, 2))
-    assert decoded(Translator([loaded]))
-
-
 @pytest.mark.parametrize("new", [b"damaged", None])
 def test_a_file_that_was_replaced_or_deleted_is_still_used(folder: Path, new: bytes | None) -> None:
     file, translator = weights_file(folder), Translator([load_model(folder)])
@@ -177,17 +170,3 @@ def test_parameters_do_not_begin_to_share_memory(tmp_path: Path) -> None:
     with torch.no_grad():
         model[0].weight.zero_()
     assert torch.equal(model[1].weight, weight)
-
-
-def test_a_file_of_torch_is_not_mapped(tmp_path: Path) -> None:
-    """Touching a pytorch_model.bin, whose weights were copied, is no reason to stop."""
-    folder = tmp_path / "bin"
-    torch.manual_seed(1)
-    shape = T5Config(vocab_size=VOCABULARY, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    save_pretrained(T5Model(shape, padding_idx=0), folder, numbered_words(VOCABULARY))
-    torch.save(read_tensors(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    translator = Translator([load_model(folder)])
-    outputs = decoded(translator)
-    os.utime(folder / "pytorch_model.bin", ns=(1, 1))
-    assert decoded(translator) == outputs

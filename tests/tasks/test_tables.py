@@ -6,7 +6,6 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ import seqgen.tasks  # noqa: F401
 from seqgen.core.errors import UserError
 from seqgen.data.parquet import read_column
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
-from tests.commands import command, corpus, refused, sentences
-from tests.training_runs import records
+from tests.commands import corpus, sentences
 
 PAIRS = sentences(0, 300)
 
@@ -107,55 +105,6 @@ def test_other_columns_are_encoded_again(data: Path, tmp_path: Path) -> None:
     copied = task(tmp_path / "run", data / "third.tsv", "1", "3")
     assert [pair[1] for pair in examples(copied)] == sources
     assert first.dataset("train").source.store.where(4) == "third.tsv, line 5"
-
-
-def test_a_run_on_a_table_is_that_on_two_files(data: Path, tmp_path: Path) -> None:
-    def figures(name: str, train: str, valid: str) -> list[dict[str, Any]]:
-        files = (f"task.train={data}/{train}", f"task.valid={data}/{valid}")
-        small = ("model=fconv_tiny", "optimization.max_update=2", "common.log_interval=1", "common.threads=1")
-        outcome = command(
-            "train", f"run_dir={tmp_path}/{name}", "task=translation", "task.source_lang=en", "task.target_lang=de",
-            "task.vocab_size=44", "task.workers=1", "common.seed=1", "dataset.num_workers=0", *files, *small,
-        )  # fmt: skip
-        assert outcome.code == 0, outcome.err
-        return [*records(tmp_path / name), *records(tmp_path / name, "valid")]
-
-    write(data / "valid.tsv", sentences(300, 30))
-    wanted = figures("files", "train", "val")
-    assert ["gnorm" in record for record in wanted] == [True, True, False], "two updates, and validation"
-    assert figures("table", "named.tsv.gz", "valid.tsv") == wanted
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "columns", "words"),
-    [
-        ("a.tsv", b"", "", "a.tsv is empty"),
-        ("a.tsv", b"en\tde\n", "", "a.tsv has no rows"),
-        ("a.tsv", b"one line\n", "", "a.tsv, line 1 has no column '2'; the columns are '1'; set task.target_column"),
-        ("a.tsv", b"en\tger\na\tb\n", "", "a.tsv, line 1 has no column 'de'; the columns are 'en, ger'"),
-        ("a.tsv", b"a\tb\n", "source_column=3", "a.tsv, line 1 has no column '3'"),
-        ("a.tsv", b"en\tde\n", "source_column=English", "a.tsv, line 1 has no column 'English'"),
-        ("a.tsv", b"a\tb\n", "source_column=2", "task.source_column and task.target_column are both '2'"),
-        ("a.tsv", b"en\tde\na\tb\nc\n", "", "a.tsv, line 3: the line has 1 columns instead of 2"),
-        ("a.tsv", b"en\tde\na\tb\nc\t\xff\n", "", "a.tsv, line 3: byte 3 (0xff) is not valid UTF-8"),
-        ("a.tsv", b"en\ten\tde\na\tb\tc\n", "", "a.tsv: two columns have the same name"),
-        ("a.tsv.gz", b"not compressed", "", "a.tsv.gz is damaged after line 0"),
-        ("a.jsonl", b"", "", "a.jsonl is empty"),
-        ("a.jsonl", b"text\n", "", "a.jsonl, line 1: the line is not JSON"),
-        ("a.jsonl", b'{"en": "a"}\n', "", "a.jsonl, line 1 has no column 'de'; the columns are 'en'"),
-        ("a.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', "", "a.jsonl, line 2: there is no field 'de'"),
-        ("a.jsonl", b'{"en": "a", "de": null}\n', "", "a.jsonl, line 1: the field 'de' is not text"),
-    ],
-)
-def test_bad_tables(name: str, content: bytes, columns: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    outcome = command(
-        "train", f"run_dir={tmp_path}/run", "task=translation", "task.source_lang=en", "task.target_lang=de",
-        f"task.train={tmp_path}/{name}", f"task.valid={tmp_path}/{name}", "task.vocab_size=20", "prepare_only=true",
-        *([f"task.{columns}"] if columns else []),
-    )  # fmt: skip
-    refused(outcome, words)
-    assert not (tmp_path / "run" / "tokenizer").exists()
 
 
 def test_a_missing_table_is_looked_for(data: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
-from seqgen.core.errors import ConfigError
 from seqgen.text.reranking import Bleu, Chrf, Utility, by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
@@ -57,10 +56,7 @@ def test_utilities_have_keys() -> None:
     assert expected_utilities(["ab", "ba"], Chrf(char_order=1)) == pytest.approx([100, 100])
     assert Bleu(max_ngram_order=1)(["a b c", "c b a"]) == pytest.approx(100)
     translator = Translator(text_model(sharpness=1.2), sampling=True, beam=6, max_len_b=8, mbr="chrf")
-    for key, value, utility in (
-        ("utility.char_order", 2, Chrf(char_order=2)),
-        ("utility.beta", 0.5, Chrf(beta=0.5)),
-    ):
+    for key, value, utility in (("utility.char_order", 2, Chrf(char_order=2)), ("utility.beta", 0.5, Chrf(beta=0.5))):
         by_key = translator.translate(TEXTS, nbest=6, **{key: value})
         by_object = translator.translate(TEXTS, nbest=6, mbr=utility)
         default = translator.translate(TEXTS, nbest=6)
@@ -72,11 +68,3 @@ def test_utilities_have_keys() -> None:
 
 def _utilities(translations: list[Translation]) -> list[list[float | None]]:
     return [[hypothesis.utility for hypothesis in translation.hypotheses] for translation in translations]
-
-
-def test_what_is_wrong_is_refused() -> None:
-    translator = Translator(text_model(), beam=3)
-    with pytest.raises(ConfigError, match=r"there is no utility 'chfr'.*bleu, chrf"):
-        translator.translate(["w1"], mbr="chfr")
-    with pytest.raises(ConfigError, match=r"generation\.beam=2 or more"):
-        translator.translate(["w1"], mbr=Chrf(), beam=1)

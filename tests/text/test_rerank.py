@@ -12,7 +12,6 @@ import torch
 from examples.extending.reranker import LengthRatio
 from examples.papers.noisy_channel import NoisyChannel
 from seqgen.config import option
-from seqgen.core.errors import ConfigError
 from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import Fusion
 from seqgen.registry import register_member_source, register_reranker
@@ -45,29 +44,6 @@ def test_ranks_all_hypotheses_of_the_search(batch_size: int) -> None:
         assert [item.rerank_score for item in after.hypotheses] == pytest.approx([scores[index] for index in order])
         changed += order[0] > 0
     assert changed
-
-
-def test_equal_scores_keep_the_order_of_the_search() -> None:
-    translator = Translator(text_model())
-    plain = translator.translate(TEXTS, nbest=6, **SETTINGS)
-    found = translator.translate(TEXTS, nbest=6, rerank=Constant(), **SETTINGS)
-    assert [[h.text for h in line.hypotheses] for line in found] == [
-        [h.text for h in line.hypotheses] for line in plain
-    ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rerank": Constant(), "mbr": "chrf"}, "set only one of generation.mbr and generation.rerank"),
-        ({"rerank": Constant(), "beam": 1}, "reranking compares hypotheses, but only one is generated"),
-        ({"rerank": "length_rati"}, "there is no reranker 'length_rati'.*length_ratio"),
-        ({"reranker.weight": 1.0}, "generation.rerank does not name its reranker"),
-    ],
-)
-def test_refuses_in_one_sentence(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Translator(text_model()).translate(["w1"], **{**SETTINGS, **settings})
 
 
 @dataclass

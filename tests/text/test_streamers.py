@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import pytest
-import sentencepiece
 from hypothesis import given, settings, strategies as st
 
-from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.commands import sentences
@@ -28,13 +26,8 @@ def tokenizer_of(kind: str) -> Tokenizer:
         return WhitespaceTokenizer(dictionary(5))
     if kind == "bytes":
         return make_tokenizer(byte_files(4))
-    content = io.BytesIO()
     text = [text for pair in sentences(0, 60) for text in pair] + ["isn't , it ?"] * 9
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text), model_writer=content, vocab_size=45, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        minloglevel=2,
-    )  # fmt: skip
-    model = content.getvalue()
+    model = train_sentencepiece(text, vocab_size=45, special_ids=T5_IDS)
     return SentencePieceTokenizer(model) if kind == "sentencepiece" else make_tokenizer(t5_files(model, extra_ids=4))
 
 
@@ -109,31 +102,25 @@ CASES = [
     {"batch_size": 2, "sampling": True, "semantics": "huggingface"},
     {"batch_size": 64, "search": "contrastive"},
     {"batch_size": 64, "prompt_lookup": 2},
+    {"batch_size": 2, "prefixes": ["w9 w8", "", "", "w3", "", "w1 w1"]},
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_stream_is_what_is_translated(case: dict[str, object]) -> None:
-    texts = [TEXTS[0], "", *TEXTS[1:]]
-    translator = Translator(text_model("fconv_tiny", 3), max_len_b=9, **case)
+def test_a_stream_is_what_is_translated(case: dict[str, Any]) -> None:
+    texts, prefixes = [TEXTS[0], "", *TEXTS[1:]], case.get("prefixes")
+    settings_ = {key: value for key, value in case.items() if key != "prefixes"}
+    translator = Translator(text_model("fconv_tiny", 3), max_len_b=9, **settings_)
     streamer = Recorder()
-    found = translator.translate(texts, streamer=streamer)
+    found = translator.translate(texts, prefixes=prefixes, streamer=streamer)
     assert streamer.written == "".join(translation.text + "\n" for translation in found)
     for translation in found:
         assert "".join(text for line, text, _ in streamer.pieces if line == translation.id) == translation.text
     assert sum(last for _, _, last in streamer.pieces) == len(texts)
-    plain = translator.translate(texts, beam=1)
+    plain = translator.translate(texts, prefixes=prefixes, beam=1)
     assert [translation.text for translation in found] == [translation.text for translation in plain]
     if case["batch_size"] == 2:
         assert len([last for _, _, last in streamer.pieces if not last]) > len(texts), "words must come one by one"
-
-
-def test_prefixes_are_streamed_too() -> None:
-    translator = Translator(text_model(), max_len_b=9)
-    streamer = Recorder()
-    found = translator.translate(["w1", "w2 w3"], prefixes=["w9 w8", ""], streamer=streamer)
-    assert streamer.written == "".join(translation.text + "\n" for translation in found)
-    assert streamer.written.startswith("w9 w8")
 
 
 def test_a_users_own_streamer_gets_tokens() -> None:
@@ -149,25 +136,21 @@ def test_a_users_own_streamer_gets_tokens() -> None:
             self.ended.append(sentence)
 
     streamer = Tokens()
-    found = Translator(text_model(), max_len_b=6).translate(TEXTS, streamer=streamer)
+    # in a batch of so many, a sentence that is done stays until some others are
+    texts = [f"w{number} w{3 * number % 19} w{number // 2}" for number in range(19)]
+    found = Translator(text_model(), max_len_b=6).translate(texts, streamer=streamer)
     assert streamer.tokens == {t.id: t.hypotheses[0].tokens.tolist() for t in found}
-    assert sorted(streamer.ended) == list(range(len(TEXTS)))
+    assert sorted(streamer.ended) == list(range(len(texts)))
 
 
-@pytest.mark.parametrize(
-    ("settings_", "word"), [({"beam": 3}, "beam=3"), ({"replace_unknown": "source"}, "replace_unk")]
-)
-def test_what_may_change_yet_is_not_streamed(settings_: dict[str, object], word: str) -> None:
-    with pytest.raises(ConfigError, match=f"generation.{word}.*cannot be streamed"):
-        Translator(text_model()).translate(["w1"], streamer=TextStreamer(io.StringIO()), **settings_)
-    if word != "beam=3":  # the beam of a model's settings is not used
-        of_model = replace(text_model(), generation=settings_)
-        with pytest.raises(ConfigError, match=f"generation.{word}.*cannot be streamed"):
-            Translator(of_model).translate(["w1"], streamer=TextStreamer(io.StringIO()))
+def test_words_that_wait_for_an_earlier_line_are_written_before_an_error() -> None:
+    class Failing(Recorder):
+        def put(self, sentence: int, tokens: Sequence[int]) -> None:
+            if any(text for number, text, _ in self.pieces if number == 1):
+                raise KeyboardInterrupt
+            super().put(sentence, tokens)
 
-
-def test_words_of_an_unfinished_line_are_written_before_an_error() -> None:
-    streamer = Recorder()
-    with pytest.raises(DataError, match="one prefix for each line"):
-        Translator(text_model(), max_len_b=5).translate(["w1", "w2"], prefixes=["w1"], streamer=streamer)
-    assert streamer._waiting == {}
+    streamer = Failing()
+    with pytest.raises(KeyboardInterrupt):
+        Translator(text_model("fconv_tiny", 3), max_len_b=9, min_len=9).translate(TEXTS, streamer=streamer)
+    assert sorted(streamer.written.split()) == sorted(" ".join(text for _, text, _ in streamer.pieces).split())

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,15 @@ import torch
 import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
-from seqgen.core.errors import CheckpointError, ConfigError, DataError
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.decoding.resolution import resolve, settings_of_model
 from seqgen.text import text_decoding
 from seqgen.text.members import ModelInMemory
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
+from tests.hypotheses import assert_same
 from tests.scripted_model import batch_of, dictionary
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import TEXTS, text_model
 
 ARCHITECTURES = ("transformer_tiny", "fconv_tiny", "t5_tiny")
 SHORT = {"max_len_b": 12}
@@ -45,9 +44,8 @@ def test_translations_are_those_of_the_generator(name: str) -> None:
     batch = batch_of([one.task.encode_source(text).tolist() for text in TEXTS])
     wanted = make_generator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
     assert [translation.source for translation in found] == TEXTS
+    assert_same([translation.hypotheses for translation in found], [hypotheses[:3] for hypotheses in wanted])
     for translation, hypotheses in zip(found, wanted, strict=True):
-        assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in hypotheses[:3]]
-        assert [h.score for h in translation.hypotheses] == pytest.approx([h.score for h in hypotheses[:3]], abs=1e-10)
         assert translation.text == one.task.decode(hypotheses[0].tokens)
         assert translation.score == translation.hypotheses[0].score
 
@@ -85,7 +83,7 @@ def test_hidden_features_give_the_scores(name: str) -> None:
 def test_members_say_what_they_would_have_given(average: str) -> None:
     members = [text_model("transformer_tiny", 1), text_model("fconv_tiny", 2)]
     cfg: dict[str, Any] = {"beam": 3, "nbest": 2, "combination": average, "combination.weights": [1, 3], **SHORT}
-    found = Translator(members).translate(TEXTS, return_scores=True, **cfg)
+    found, compared = Translator(members).translate(TEXTS, return_scores=True, **cfg), 0
     for translation in found:
         for hypothesis in translation.hypotheses:
             assert hypothesis.member_scores is not None
@@ -98,6 +96,8 @@ def test_members_say_what_they_would_have_given(average: str) -> None:
                 (alone,) = Translator(member).score([translation.source], [hypothesis.text])
                 if alone.tokens.tolist() == hypothesis.tokens.tolist():
                     torch.testing.assert_close(scores, alone.positional_scores, atol=1e-10, rtol=0)
+                    compared += 1
+    assert compared > len(TEXTS), "most hypotheses have the tokens of their texts"
 
 
 def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> None:
@@ -154,63 +154,6 @@ def test_prefixes_that_do_not_fit() -> None:
     ]
     (found,) = translator.translate(["w1"], prefixes=["w1 nothere"])
     assert "nothere" in found.notes[0]
-    for prefixes in (["w1"], ["w1", "w2", "w3"]):
-        with pytest.raises(DataError, match="one prefix for each line"):
-            translator.translate(["w1", "w2"], prefixes=prefixes)
-
-
-def test_misuse_is_said_in_a_sentence() -> None:
-    translator = Translator(text_model())
-    with pytest.raises(DataError, match="must be a list of texts"):
-        translator.translate("w1 w2")
-    with pytest.raises(DataError, match="line 2 is of type int"):
-        translator.translate(["w1", 7])
-    with pytest.raises(DataError, match=r"^line 2 contains half of a surrogate pair, '\\ud800'"):
-        translator.translate(["w1", "w2 \ud800"])
-    with pytest.raises(DataError, match=r"^the prefix of line 1 contains half of a surrogate pair"):
-        translator.translate(["w1"], prefixes=["\udfff"])
-    for sources, references, message in (
-        (["w1"], None, "^references must be a list of texts"),
-        ("w1", ["w1", "w2"], "must be a list of texts"),
-        (["w1", None], ["w1", "w1"], "^source, line 2 is of type NoneType"),
-        (["w1", "w1"], ["w1", "\ud800"], "^reference, line 2 contains half of a surrogate pair"),
-        (["w1", "w2"], ["w1"], "2 sources"),
-    ):
-        with pytest.raises(DataError, match=message):
-            list(translator.score(sources, references))
-    with pytest.raises(ConfigError, match="no model"):
-        Translator([])
-    with pytest.raises(CheckpointError, match="nothere"):
-        Translator("nothere")
-    with pytest.raises(ConfigError, match="did you mean 'beam'"):
-        Translator("nothere", beem=3)
-    with pytest.raises(ConfigError, match="beam='five' should be a whole number"):
-        translator.translate(["w1"], beam="five")
-
-
-@pytest.mark.parametrize("device", ["foo", "", "cuda:99", None])
-def test_a_device_that_is_not_there(device: Any) -> None:
-    with pytest.raises(ConfigError, match=r"device=.* is not available; available devices: .*cpu"):
-        seqgen.load_model("nothere", device)
-    with pytest.raises(ConfigError, match="is not available"):
-        Translator("nothere", device=device)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "bf16", torch.int8, 16])
-def test_weights_have_floating_numbers(dtype: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is not a dtype that weights can have; choose one of: float64, float32"):
-        seqgen.load_model("nothere", dtype=dtype)
-
-
-def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
-    task = task_of()
-    task.source_tokenizer = WhitespaceTokenizer(dictionary(25))
-    translator = Translator(text_model(task=task), beam=1, **SHORT)
-    for key, value in (("prompt_lookup", 2), ("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)):
-        with pytest.raises(ConfigError, match=f"{key}={value} compares target ids with source ids"):
-            translator.translate(["w1"], **{key: value})
-    plain = Translator(text_model(), beam=1, **SHORT)
-    assert [t.text for t in plain.translate(TEXTS, prompt_lookup=2)] == [t.text for t in plain.translate(TEXTS)]
 
 
 def test_dtypes() -> None:
@@ -221,10 +164,6 @@ def test_dtypes() -> None:
     assert [t.score for t in translator.translate(TEXTS)] == pytest.approx(scores, abs=1e-5)
     half = Translator(text_model(), dtype="bfloat16", **SHORT).translate(TEXTS)
     assert [t.score for t in half] == pytest.approx(scores, abs=0.1)
-    with pytest.raises(ConfigError, match=r"generation\.dtype=bfloat16 applies to all.*constructor"):
-        translator.translate(TEXTS, dtype="bfloat16")
-    with pytest.raises(ConfigError, match="must be one of"):
-        Translator(text_model(), dtype="float7")
 
 
 def with_settings(**generation: Any) -> ModelInMemory:
@@ -256,8 +195,6 @@ def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> N
     assert "sampling" not in notes[0]
     cfg, _ = resolved(own, {"semantics": "fairseq"})
     assert (cfg.sampling, cfg.top_k, cfg.early_stopping) == (True, 50, "false")
-    with pytest.raises(ConfigError, match="top_k"):
-        resolved(own, {"search": "beam", "top_k": 5})
 
 
 @pytest.mark.parametrize("own", [{"sampling": True, "top_k": 50}, {"search": "marian"}, {"search": "greedy"}])
@@ -278,8 +215,6 @@ def test_a_models_strategy_yields_to_the_users_constraints(own: dict[str, Any]) 
 )
 def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], given: dict[str, Any]) -> None:
     assert vars(Translator(with_settings(**own), **given).settings()).items() >= {**own, **given}.items()
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        Translator(text_model(), **given)  # already here, before there is a text
 
 
 def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
@@ -348,16 +283,6 @@ def test_configurations_that_the_caller_changes_are_not_used_again() -> None:
     resolved.fast.use_cache = False
     assert (translator.settings().suppress, translator.resolve({}).fast.use_cache) == (["w2"], True)
     assert [one.text for one in translator.translate(TEXTS)] == wanted
-    changed = replace(resolved.generation, nbest=4)
-    with pytest.raises(ConfigError, match="nbest=4"):
-        translator.task.build_generator(translator.models, changed)
-
-
-def test_a_models_setting_of_another_type_is_refused() -> None:
-    one = text_model()
-    translator = ModelInMemory(one.task, one.model, {"max_len": "many"})
-    with pytest.raises(ConfigError, match="max_len='many' should be a whole number"):
-        Translator(translator)
 
 
 def test_scores_take_whole_names_of_keys() -> None:
@@ -400,15 +325,6 @@ def test_calls_of_two_threads_keep_their_settings() -> None:
     assert found.text == Translator(text_model(), **SHORT).translate(["w1 w5 w8"], beam=4)[0].text
 
 
-def test_keys_of_components_that_are_not_text() -> None:
-    translator = Translator(text_model())
-    for components in ({1: 2}, {1: 2, "search.groups": 3}, "x"):
-        with pytest.raises(ConfigError, match=r"components=.* should be keys and values"):
-            translator.translate(TEXTS, components=components)
-        with pytest.raises(ConfigError, match=r"components=.* should be keys and values"):
-            translator.translate(TEXTS, components=components, search="diverse_beam", **{"search.groups": 5})
-
-
 def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the joining sentences or those that are running have the longest source."""
     lines = [" ".join(["w1"] * size) for size in (11, 10, 10, 9, 9, 8, 7, 7, 6, 6, 6, 5, 4, 4, 3, 2, 2, 1)]
@@ -437,9 +353,8 @@ def test_a_sampled_line_depends_on_seed_and_place_alone() -> None:
     assert [t.text for t in translator.translate(TEXTS, seed=2)] != [t.text for t in together]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_translator_can_be_pickled(name: str) -> None:
-    translator = Translator(text_model(name), beam=2, **SHORT)
+def test_a_translator_can_be_pickled() -> None:
+    translator = Translator(text_model("fconv_tiny"), beam=2, **SHORT)
     wanted = [one.hypotheses[0].score for one in translator.translate(TEXTS)]
     again = pickle.loads(pickle.dumps(translator))
     assert [one.hypotheses[0].score for one in again.translate(TEXTS)] == wanted
@@ -448,24 +363,13 @@ def test_a_translator_can_be_pickled(name: str) -> None:
 
 def test_importing_is_quick_and_the_front_door_is_open() -> None:
     code = (
-        "import sys, seqgen\nprint('torch' in sys.modules)\n"
-        "print(seqgen.Translator.__name__, seqgen.load_model.__name__)\n"
-        "print('seqgen.models' in sys.modules, 'seqgen.models.fconv' in sys.modules)\n"
-        "try:\n    seqgen.nothing\nexcept AttributeError as error:\n    print(error)\n"
+        "import sys, seqgen\nprint('torch' in sys.modules, seqgen.Translator.__name__, seqgen.load_model.__name__)\n"
+        "print('seqgen.models' in sys.modules, 'seqgen.models.fconv' in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent.parent.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.splitlines() == [
-        "False",
-        "Translator load_model",
-        "True False",
-        "module 'seqgen' has no attribute 'nothing'",
-    ]
+    folder = Path(__file__).parent.parent.parent
+    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert result.stdout == "False Translator load_model\nTrue False\n"
+    assert not hasattr(seqgen, "nothing")
     assert all(hasattr(seqgen, name) for name in seqgen.__all__)
 
 
@@ -537,18 +441,3 @@ def test_a_process_forked_while_another_thread_decodes_can_decode() -> None:
         end.set()
     torch.set_num_threads(threads)
     assert status == 0
-
-
-@pytest.mark.parametrize("key", ["allowed_outputs", "shortlist"])
-def test_a_changed_file_is_read_again(key: str, tmp_path: Path) -> None:
-    translator, file = Translator(text_model("transformer_tiny")), tmp_path / "list"
-    task = translator.task
-    found = []
-    for word in (task.target_dictionary[9], task.target_dictionary[10]):
-        if key == "allowed_outputs":
-            file.write_text(f"{word}\n")
-        else:
-            sources = [task.source_dictionary[i] for i in range(len(task.source_dictionary))]
-            file.write_text("".join(f"{source}\t{word}\n" for source in sources))
-        found.append({*translator.translate(TEXTS[:1], max_len_b=3, **{key: str(file)})[0].text.split()} - {"</s>"})
-    assert found[0] != found[1]

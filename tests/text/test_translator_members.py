@@ -6,8 +6,7 @@ import pytest
 
 from examples.extending.member import Blind, decode
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.errors import ConfigError
 from seqgen.core.member import MemberSpec
 from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.search.diverse import DiverseBeamSearch
@@ -112,23 +111,3 @@ def test_objects_in_the_constructor_are_used_until_a_call_replaces_them() -> Non
     diverse = outputs(plain.translate(LINES, search=DiverseBeamSearch(2, 3.0)))
     assert outputs(translator.translate(LINES)) == diverse != outputs(plain.translate(LINES))
     assert outputs(translator.translate(LINES, search="beam")) == outputs(plain.translate(LINES))
-    with pytest.raises(ConfigError, match="does not apply to the search object DiverseBeamSearch"):
-        translator.translate(LINES, sampling=True, seed=2)
-
-
-def test_what_members_cannot_be() -> None:
-    one, other = text_model(seed=1), text_model(seed=2)
-    with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
-        Translator([one, other], member_sources=["input"]).translate(LINES)
-    with pytest.raises(ConfigError, match="'fields' is not a source"):
-        Translator([one, other], member_sources=["input", "fields"]).translate(LINES)
-    spec = MemberSpec(one.model)
-    for members in (["input", spec], [spec, MemberSpec(other.model, companion=True)]):
-        with pytest.raises(ConfigError, match="entry 2 of member_sources must be a source, or a MemberSpec of model 2"):
-            Translator([one, other], member_sources=members).translate(LINES)
-    with pytest.raises(ConfigError, match="gives the source field2 to a MemberSpec whose source is input"):
-        one.task.build_generator([spec], GenerationConfig(member_sources=["field2"]))
-    with pytest.raises(DataError, match="line 1 has 1 fields, and"):
-        Translator([one, other], member_sources=["field1", "field2"]).translate(LINES)
-    with pytest.raises(ConfigError, match=r"combination\.weights has 3 weights for 1 members"):
-        Translator([one, other], combination="fusion").translate(LINES, **{"combination.weights": [1.0, 2.0, 3.0]})

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.core.ensemble import Ensemble
-from seqgen.core.errors import ConfigError
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.stopping import TimeLimit
 from seqgen.text.translator import Translator
@@ -197,13 +195,6 @@ def test_constraints_that_the_time_left_unmet() -> None:
     assert "and generation.max_time has all phrases" in found.notes[0]
 
 
-def test_settings_without_effect_on_scores_are_refused() -> None:
-    translator = Translator(text_model(), beam=3)
-    with pytest.raises(ConfigError, match="beam, length_penalty has no effect on the scores of known targets"):
-        list(translator.score(["w1"], ["w2"], beam=3, length_penalty=2.0))
-    assert len(list(translator.score(["w1"], ["w2"], batch_size=1, normalize_scores=False))) == 1
-
-
 def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
     read = []
 
@@ -216,15 +207,6 @@ def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
         read.clear()
         next(Translator(text_model(), buffer_size=size, max_len_b=3).prepare().translate(lines()))
         assert len(read) == expected
-
-
-def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
-    monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
-    with pytest.raises(
-        ConfigError, match=r"generation\.coverage_penalty needs attention weights, but this model returns none"
-    ):
-        translator.translate(["w1"])
 
 
 def test_a_longest_length_beyond_the_model_is_said() -> None:

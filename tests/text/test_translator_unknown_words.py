@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import pytest
-import sentencepiece
 import torch
 
-from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.incremental_state import StateDict
 from seqgen.core.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.task import Task
 from seqgen.text.input_line import InputLine
 from seqgen.text.members import ModelInMemory
 from seqgen.text.results import attend_to_source
 from seqgen.text.translator import Translator
-from seqgen.text.unknown_words import UnknownWords, read_translations, source_word
+from seqgen.text.unknown_words import UnknownWords, source_word
 from tests.commands import sentences
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, dictionary
 from tests.text_models import WORDS, task_of
@@ -115,26 +110,17 @@ def test_attention_beside_padding() -> None:
 
 
 def test_words_of_sentencepiece_are_replaced_whole() -> None:
-    content = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for pair in sentences(0, 60) for text in pair]),
-        model_writer=content,
-        vocab_size=40,
-        minloglevel=2,
+    tokenizer = SentencePieceTokenizer(
+        train_sentencepiece([text for pair in sentences(0, 60) for text in pair], vocab_size=40)
     )
-    tokenizer = SentencePieceTokenizer(content.getvalue())
     unk = tokenizer.dictionary.unk()
     source = "the dog sees Čapek, and a man"
     pieces = [tokenizer.dictionary.symbol(i) for i in tokenizer.encode(source)]
     assert "<unk>" in pieces
 
-    def position_of(text: str) -> int:
-        return len(tokenizer.encode(text))
-
     unknown_at = pieces.index("<unk>")
-    assert source_word(source, unknown_at, position_of) == "Čapek,"
-    assert source_word(source, 0, position_of) == "the"
-    assert source_word(source, len(pieces) - 1, position_of) == "man"
+    for position, word in ((0, "the"), (unknown_at, "Čapek,"), (len(pieces) - 1, "man")):
+        assert source_word(source, position, lambda text: len(tokenizer.encode(text))) == word
     # the target's word for it has an unknown piece in the middle, and known words stand around it
     tokens = tokenizer.encode("der Hund sieht") + tokenizer.encode("a") + [unk] + tokenizer.encode("der Mann")
     alignment = torch.zeros(len(tokens) + 1, dtype=torch.int64)
@@ -152,17 +138,6 @@ def test_translations_keep_the_punctuation(tmp_path: Path) -> None:
     assert [words.translate(word) for word in ("egg", "(egg),", "U.S.", "eggs", "...")] == [
         "Ei", "(Ei),", "USA", "eggs", "..."
     ]  # fmt: skip
-    (tmp_path / "bad.tsv").write_text("egg\tEi\nham Schinken\n")
-    with pytest.raises(DataError, match="line 2 is not SOURCE<tab>TARGET"):
-        read_translations(tmp_path / "bad.tsv")
-    with pytest.raises(DataError, match="there is no file"):
-        translator(set(), replace_unknown=str(tmp_path / "nothere")).translate(["w1"])
-
-
-def test_what_has_no_words_cannot_have_them_replaced() -> None:
-    tokenizer = make_tokenizer(byte_files(4))
-    with pytest.raises(ConfigError, match="are not words"):
-        UnknownWords(Task(None, tokenizer, tokenizer), "source")
 
 
 def test_a_model_without_attention_says_so() -> None:

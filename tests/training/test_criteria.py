@@ -1,16 +1,16 @@
-"""The loss over the vocabulary: the lean computation equals the plain formula, in value and in gradient."""
+"""The loss over the vocabulary: the lean computations equal the plain formula, in value and in gradient."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqgen.core.structures import Batch, Source
-from seqgen.training import cross_entropy as losses
+from seqgen.training import cross_entropy as module
 from seqgen.training.criteria import (
     CrossEntropyConfig,
     CrossEntropyCriterion,
@@ -19,150 +19,114 @@ from seqgen.training.criteria import (
     TargetPositions,
     target_logits,
 )
-from seqgen.training.cross_entropy import cross_entropy
+from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy, projection_of
 from tests.model_zoo import ZOO, TinyTask, build
 
-
-def plain(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Fairseq's definition, written down as it is read."""
-    lprobs = logits.log_softmax(-1)
-    nll = -lprobs.gather(1, target[:, None]).sum()
-    smooth = -lprobs.sum()
-    eps_i = smoothing / (logits.size(1) - 1)
-    return (1 - smoothing - eps_i) * nll + eps_i * smooth
+ROWS, VOCAB, FEATURES = 13, 11, 5
+Results = tuple[Tensor, Tensor, Tensor]
 
 
-def test_by_hand() -> None:
-    logits = torch.tensor([[1.0, 3.0, 4.0]]).log()  # probabilities 1/8, 3/8, 4/8
-    loss, nll, correct = cross_entropy(logits.clone(), torch.tensor([1]), 0.2)
-    assert nll.item() == pytest.approx(math.log(8 / 3))
-    assert loss.item() == pytest.approx(0.8 * math.log(8 / 3) + 0.1 * math.log(8) + 0.1 * math.log(2))
-    assert correct.item() == 0
-    assert cross_entropy(logits.clone(), torch.tensor([2]))[2].item() == 1
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-@pytest.mark.parametrize("chunk", [1, 40, 1 << 18])
-def test_equals_the_plain_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_CACHED_ELEMENTS", chunk)
+def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Features, weight, bias, and logits that no operation has computed."""
     torch.manual_seed(0)
-    features = torch.randn(13, 5, dtype=torch.float64, requires_grad=True)
-    layer = nn.Linear(5, 11, dtype=torch.float64)
-    target = torch.randint(0, 11, (13,))
-    gradients = []
-    for compute in (plain, lambda *args: cross_entropy(*args)[0]):
-        loss = compute(layer(features) * 1.0, target, smoothing)
-        gradients.append((loss.detach(), *torch.autograd.grad(3 * loss, [features, *layer.parameters()])))
-    # straight from the linear layer, whose memory is used again
-    loss, nll, correct = cross_entropy(layer(features), target, smoothing)
-    gradients.append((loss.detach(), *torch.autograd.grad(3 * loss, [features, *layer.parameters()])))
-    for wanted, *others in zip(*gradients, strict=True):
-        for got in others:
-            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    logits = layer(features)
-    torch.testing.assert_close(nll, F.cross_entropy(logits, target, reduction="sum"))
-    assert correct == (logits.argmax(1) == target).sum()
+    shapes = ((ROWS, FEATURES), (VOCAB, FEATURES), (VOCAB,), (ROWS, VOCAB))
+    return [(torch.randn(shape, dtype=dtype) * 2).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_gradient_equals_finite_differences(smoothing: float) -> None:
-    torch.manual_seed(1)
-    logits = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    target = torch.tensor([0, 5, 2, 2])
-    (gradient,) = torch.autograd.grad(cross_entropy(logits, target, smoothing)[0], logits)
-    for index in range(logits.numel()):
-        step = torch.zeros(24, dtype=torch.float64)
-        step[index] = 1e-5
-        up, down = (cross_entropy(logits.detach() + s * step.view(4, 6), target, smoothing)[0] for s in (1, -1))
-        assert gradient.flatten()[index].item() == pytest.approx(((up - down) / 2e-5).item(), abs=1e-8)
+TARGET = torch.randint(0, VOCAB, (ROWS,), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("chunk", [1, 1 << 18])
-def test_z_loss_equals_the_plain_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_CACHED_ELEMENTS", chunk)
-    torch.manual_seed(3)
-    logits = (torch.randn(9, 7, dtype=torch.float64) * 3).requires_grad_()
-    target = torch.randint(0, 7, (9,))
-    wanted = plain(logits, target, smoothing) + 0.3 * logits.logsumexp(-1).square().sum()
-    loss, nll, _ = cross_entropy(logits, target, smoothing, 0.3)
-    torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(nll, F.cross_entropy(logits, target, reduction="sum"))
-    gradients = [torch.autograd.grad(2 * value, logits)[0] for value in (loss, wanted)]
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+def by_the_formula(logits: Tensor, target: Tensor, smoothing: float = 0.0, z_loss: float = 0.0) -> Results:
+    """Label smoothing as fairseq's (Szegedy et al., 2016) and the z-loss (Chowdhery et al., 2022), by autograd."""
+    lprobs = logits.log_softmax(-1)
+    other = smoothing / (logits.size(-1) - 1)
+    nll = -lprobs.gather(-1, target[:, None]).sum()
+    penalty = z_loss * logits.logsumexp(-1).square().sum()
+    loss = (1 - smoothing - other) * nll - other * lprobs.sum() + penalty
+    return loss, nll, (logits.argmax(-1) == target).sum().to(logits.dtype)
 
 
-def test_z_loss_by_hand() -> None:
-    logits = torch.tensor([[1.0, 3.0, 4.0]]).log()  # Z = 8
-    loss, nll, _ = cross_entropy(logits, torch.tensor([1]), 0.0, 1e-2)
-    assert loss.item() == pytest.approx(math.log(8 / 3) + 1e-2 * math.log(8) ** 2)
-    assert nll.item() == pytest.approx(math.log(8 / 3))
+def values_and_gradients(results: Results, given: list[Tensor]) -> list[Tensor | None]:
+    loss, nll, correct = results
+    return [loss.detach(), nll.detach(), correct, *torch.autograd.grad(3 * loss, given, allow_unused=True)]
 
 
-def test_z_loss_belongs_to_training() -> None:
-    model = build("transformer_tiny")
-    bare, with_z = (CrossEntropyCriterion(CrossEntropyConfig(z), TinyTask()) for z in (0.0, 0.1))
-    assert with_z(model, batch()).loss == bare(model, batch()).loss
-    for module in model.modules():
-        module.training = module is model  # the criterion asks the model; without dropout the logits stay the same
-    logits, _ = target_logits(model, batch(), pad=1)
-    z = 0.1 * logits.logsumexp(-1).square().sum()
-    torch.testing.assert_close(with_z(model, batch()).loss, bare(model, batch()).loss + z)
+def assert_equal(found: list[Tensor | None], wanted: list[Tensor | None], tolerance: float = 1e-12) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-class Squashed(nn.Module):
-    """An output layer whose backward reads its own output, which must therefore survive the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 7, dtype=torch.float64)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.linear(features).tanh()
+LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "a product, whose memory is used again": lambda features, weight, bias, _: F.linear(features, weight, bias),
+    "an operation after the product": lambda features, weight, bias, _: F.linear(features, weight) + bias,
+    "one whose backward reads its output": lambda features, weight, bias, _: F.linear(features, weight, bias).tanh(),
+    "none": lambda *given: given[-1],
+}
+"""What computes the logits."""
 
 
-def test_an_output_that_its_layer_still_needs_is_left_alone() -> None:
-    torch.manual_seed(2)
-    layer, target = Squashed(), torch.tensor([1, 6])
-    features = torch.randn(2, 5, dtype=torch.float64)
-    wanted = torch.autograd.grad(plain(layer(features), target, 0.1), list(layer.parameters()))
-    got = torch.autograd.grad(cross_entropy(layer(features), target, 0.1)[0], list(layer.parameters()))
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other)
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.7, 0.2)])
+@pytest.mark.parametrize("chunks", [(1, 1), (40, 22), (1 << 20, 1 << 20)])
+def test_the_lean_computations_equal_the_formula(
+    weights: tuple[float, float], chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the logits of any layer, and in one with the projection."""
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunks[0])
+    monkeypatch.setattr(module, "_CACHED_ELEMENTS", chunks[1])
+    given = inputs()
+    for layer in LAYERS.values():
+        found = values_and_gradients(cross_entropy(layer(*given), TARGET, *weights), given)
+        wanted = values_and_gradients(by_the_formula(layer(*given), TARGET, *weights), given)
+        assert_equal(found, wanted)
+    wanted = values_and_gradients(
+        by_the_formula(LAYERS["an operation after the product"](*given), TARGET, *weights), given
+    )
+    assert_equal(values_and_gradients(projected_cross_entropy(*given[:3], TARGET, *weights), given), wanted)
+    with torch.no_grad():  # nothing is overwritten, and only the loss of what needs a gradient has one
+        before = given[3].clone()
+        assert_equal([*cross_entropy(given[3], TARGET, *weights)], [*by_the_formula(before, TARGET, *weights)])
+        assert_equal([*projected_cross_entropy(*given[:3], TARGET, *weights)], wanted[:3])
+        assert torch.equal(given[3], before)
+    frozen = projected_cross_entropy(given[0], given[1].detach(), None, TARGET, *weights)
+    without_bias = by_the_formula(F.linear(given[0], given[1]), TARGET, *weights)
+    assert_equal(values_and_gradients(frozen, given[:1]), values_and_gradients(without_bias, given[:1]))
 
 
-def test_without_gradient_the_logits_stay() -> None:
-    logits = torch.randn(3, 5)
-    before = logits.clone()
-    with torch.no_grad():
-        cross_entropy(logits, torch.tensor([0, 1, 2]), 0.1)
-    assert torch.equal(logits, before)
+def losses_of_both(features: Tensor, weight: Tensor) -> list[Tensor]:
+    return [
+        cross_entropy(F.linear(features, weight), TARGET)[0],
+        projected_cross_entropy(features, weight, None, TARGET, 0.0, 0.0)[0],
+    ]
 
 
 def test_a_second_backward_is_refused() -> None:
-    layer = nn.Linear(3, 4)
-    loss, _, _ = cross_entropy(layer(torch.ones(2, 3)), torch.tensor([0, 1]))
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="overwrote its"):
-        loss.backward()
+    for loss in losses_of_both(*inputs()[:2]):
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match="overwrote its"):
+            loss.backward()  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None:
+def test_extreme_logits_stay_finite() -> None:
+    large = [(value.detach() * 1e18).requires_grad_() for value in inputs(torch.float32)[:2]]
+    for loss in losses_of_both(*large):
+        assert torch.isfinite(loss)
+        assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(loss, large))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_are_summed_in_float32(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     logits = torch.randn(64, 300).to(dtype).requires_grad_()
     target = torch.randint(0, 300, (64,))
     loss, _, _ = cross_entropy(logits, target, 0.1)
-    wanted = plain(logits.float(), target, 0.1)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(loss, by_the_formula(logits.float(), target, 0.1)[0], rtol=1e-5, atol=0)
     assert torch.autograd.grad(loss, logits)[0].dtype == dtype
 
 
-def test_extreme_logits_stay_finite() -> None:
-    logits = torch.tensor([[1e4, -1e4, 0.0], [-1e30, 0.0, 1.0]], requires_grad=True)
-    loss, _, _ = cross_entropy(logits, torch.tensor([0, 2]))
-    assert torch.isfinite(torch.autograd.grad(loss, logits)[0]).all()
+# -- batches ------------------------------------------------------------------------------------------------------
 
 
 def batch(pad: int = 1, eos: int = 2) -> Batch:
@@ -170,6 +134,24 @@ def batch(pad: int = 1, eos: int = 2) -> Batch:
     shifted = torch.cat([torch.full((3, 1), eos), target[:, :-1].masked_fill(target[:, :-1] == eos, pad)], 1)
     source = Source(torch.tensor([[4, 5, eos], [6, eos, pad], [7, 8, eos]]), torch.tensor([3, 2, 3]))
     return Batch(torch.arange(3), source, shifted, target, ntokens=8)
+
+
+def plain(z_loss: float = 0.0) -> CrossEntropyCriterion:
+    return CrossEntropyCriterion(CrossEntropyConfig(z_loss), TinyTask())
+
+
+def smoothed() -> LabelSmoothedCrossEntropyCriterion:
+    return LabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyConfig(label_smoothing=0.2), TinyTask())
+
+
+def test_z_loss_belongs_to_training() -> None:
+    model = build("transformer_tiny")
+    assert plain(0.1)(model, batch()).loss == plain()(model, batch()).loss
+    for part in model.modules():
+        part.training = part is model  # the criterion asks the model; without dropout the logits stay the same
+    logits, _ = target_logits(model, batch(), pad=1)
+    z = 0.1 * logits.logsumexp(-1).square().sum()
+    torch.testing.assert_close(plain(0.1)(model, batch()).loss, plain()(model, batch()).loss + z)
 
 
 @pytest.mark.parametrize("name", list(ZOO))
@@ -207,18 +189,51 @@ def test_a_model_with_a_forward_of_its_own_is_called() -> None:
     torch.testing.assert_close(twice, 2 * once)
 
 
-def test_the_criteria_count_tokens_and_sentences() -> None:
+def test_criteria_sum_the_formula_and_count_tokens_and_sentences() -> None:
     model = build("transformer_tiny")
-    smoothed = LabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyConfig(label_smoothing=0.1), TinyTask())
-    out = smoothed(model, batch())
-    bare = CrossEntropyCriterion(CrossEntropyConfig(), TinyTask())(model, batch())
-    assert out.sample_size == out.logging["ntokens"] == 8
-    assert out.logging["nsentences"] == 3
-    torch.testing.assert_close(out.logging["nll_loss"], bare.loss.detach())
-    assert out.loss.requires_grad
+    logits, target = target_logits(model, batch(), pad=1)
+    for criterion, smoothing in ((plain(), 0.0), (smoothed(), 0.2)):
+        out = criterion(model, batch())
+        loss, nll, correct = by_the_formula(logits, target, smoothing)
+        torch.testing.assert_close([out.loss, out.logging["nll_loss"]], [loss, nll])
+        assert out.sample_size == out.logging["ntokens"] == 8
+        assert (out.logging["nsentences"], out.logging["correct"]) == (3, correct)
 
 
-def test_a_batch_without_target_is_refused() -> None:
-    source = Source(torch.tensor([[4, 2]]), torch.tensor([2]))
-    with pytest.raises(ValueError, match="needs a batch with a target"):
-        target_logits(build("fconv_tiny"), Batch(torch.tensor([0]), source), pad=1)
+# -- the projection and the loss in one ---------------------------------------------------------------------------
+
+FUSED = [name for name in ZOO if build(name).decoder.output_product(torch.zeros(1, 1)) is not None]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_criteria_give_the_same_by_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(name)
+    for criterion in (plain(0.1), smoothed()):
+        results = []
+        for large in (0, 1 << 40):
+            monkeypatch.setattr(module, "_LARGE", large)
+            out = criterion(model, batch())
+            assert ("Projected" in str(out.loss.grad_fn)) == (large == 0)
+            values = out.loss, out.logging["nll_loss"], out.logging["correct"]
+            results.append(values_and_gradients(values, list(model.parameters())))
+        assert_equal(*results, 1e-10)
+
+
+def test_there_are_models_with_such_an_output_layer() -> None:
+    assert {"fconv_tiny", "t5_tiny", "transformer_tiny"} <= {*FUSED} < {*ZOO}
+
+
+def test_an_output_layer_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE", 0)
+    model = build("transformer_tiny")
+    features = torch.randn(3, 128, dtype=torch.float64)
+    assert projection_of(model.decoder, features) is not None
+
+    class Capped(type(model.decoder)):  # type: ignore[misc]
+        def output_layer(self, features: Tensor) -> Tensor:
+            return super().output_layer(features).tanh()
+
+    model.decoder.__class__ = Capped
+    assert projection_of(model.decoder, features) is None
+    wanted, _, _ = by_the_formula(*target_logits(model, batch(), pad=1))
+    torch.testing.assert_close(plain()(model, batch()).loss, wanted)

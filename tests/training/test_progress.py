@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -37,24 +36,6 @@ def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         == "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left"
         " | next save in 4 min\n"
     )
-
-
-def test_slow_updates_are_shown_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lines = run_log(tmp_path)
-    begun = lines.shown_at
-    for update, now in enumerate((30, 61, 80, 122), start=1):
-        monkeypatch.setattr("seqgen.training.run_log.time.monotonic", lambda now=now: begun + now)
-        lines.update(update, 1, RECORD, False, None, None)
-    assert re.findall("update ([0-9]+)", capsys.readouterr().err) == ["2", "4"]
-
-
-def test_nothing_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lines = run_log(tmp_path, 80, -1, "common.log_format=none")
-    lines.update(2, 1, RECORD, True, None, None)
-    lines.message("x")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_divergence() -> None:

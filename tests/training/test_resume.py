@@ -1,20 +1,235 @@
-"""Configurations with which a run may and may not be continued."""
+"""A run that is interrupted at any moment and continued ends as one that was not; with which keys it may be."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.checkpoints.run_config import check_resumable
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
+from seqgen.checkpoints.run_config import MAY_CHANGE, check_resumable
+from seqgen.cli.run_folder import write_config
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.keys import known_keys
 from seqgen.config.values import to_dict
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import CheckpointError, ConfigError
+from seqgen.modules.linear import TRAINING
+from seqgen.training.trainer import Trainer
+from seqgen.training.validation import Validator
+from tests.training_runs import Lab, assert_identical, everything, lab, records
+
+__all__ = ["lab"]
+
+
+def names(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints").iterdir()}
+
+
+def assert_same_runs(found: Path, wanted: Path) -> None:
+    """All checkpoints with their states, and all records."""
+    assert names(found) == names(wanted)
+    for name in names(found):
+        assert_identical(everything(found, name), everything(wanted, name))
+    for event in ("train", "valid"):
+        assert records(found, event) == records(wanted, event)
+
+
+RUNS = {
+    **{f"optimizer={name}": [f"optimizer={name}"] for name in ("adamw", "nag", "sgd")},
+    "optimizer=adafactor": ["optimizer=adafactor", "optimizer.beta1=0.9"],
+    "float16": ["common.fp16=true"],
+    "frozen": ["optimization.freeze=[encoder.*,'*embed_tokens.weight']"],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_in_two_parts_is_one(lab: Lab, name: str) -> None:
+    keys = [*RUNS[name], "dataset.validate_interval=0"]
+    once = lab.train(f"{name}-once", *keys, "optimization.max_update=6")
+    for updates in (3, 6):
+        twice = lab.train(f"{name}-twice", *keys, f"optimization.max_update={updates}")
+    assert_same_runs(twice, once)
+
+
+# -- kills and signals --------------------------------------------------------------------------------------------
+
+FULL = [
+    "optimization.max_update=11",
+    "optimization.ema_decay=0.9",
+    "optimization.update_freq=[1,2]",
+    "optimization.lr=[1e-2]",
+    "lr_scheduler=reduce_lr_on_plateau",
+    "lr_scheduler.lr_threshold=0.5",
+    "checkpoint.patience=50",
+    "dataset.validate_interval_updates=3",
+    "checkpoint.save_interval_updates=2",
+    "checkpoint.keep_interval_updates=-1",
+]
+
+
+@pytest.fixture(scope="module")
+def keys_of(lab: Lab) -> dict[str, list[str]]:
+    """Keys of a run that does everything, and of one that begins with trained weights."""
+    start = lab.train("start", "optimization.max_update=3")
+    write_config(start, lab.config("optimization.max_update=3"))
+    finetuning = [f"checkpoint.finetune_from={start}", "optimization.max_update=4", "optimization.clip_norm=0"]
+    return {"full": FULL, "finetuning": [*finetuning, "dataset.validate_interval_updates=2"]}
+
+
+@pytest.fixture(scope="module")
+def whole(lab: Lab, keys_of: dict[str, list[str]]) -> dict[str, Path]:
+    return {name: lab.train(name, *keys) for name, keys in keys_of.items()}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+MOMENTS = {"train_update": Trainer, "validate": Validator, "save": Checkpoints}
+SIGNALS = {"SIGTERM": 143, "SIGINT": 130}
+
+
+def disturbed(method: Callable[..., Any], number: int, by: str) -> Callable[..., Any]:
+    """A method that is killed, or gets a signal, at the beginning of one of its calls; nothing follows a kill."""
+    calls = itertools.count()
+
+    def call(*given: Any) -> Any:
+        now = next(calls)
+        if by == "SIGKILL" and now >= number:
+            raise Killed
+        if now == number:
+            os.kill(os.getpid(), signal.Signals[by])
+        return method(*given)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "moment", "number", "by"),
+    [
+        *(("full", *at, "SIGKILL") for at in (("train_update", 4), ("validate", 1), ("save", 1), ("save", 4))),
+        *(("finetuning", *at, "SIGKILL") for at in (("train_update", 0), ("validate", 0), ("save", 0))),
+        ("finetuning", "train_update", 3, "SIGKILL"),  # after the first checkpoint with an update
+        ("finetuning", "validate", 0, "SIGTERM"),
+        ("full", "validate", 0, "SIGINT"),  # validation is done when the run is continued
+        # within an epoch, and at its end
+        *(
+            pytest.param("full", "train_update", n, "SIGTERM", marks=[] if n in (0, 4) else [pytest.mark.nightly])
+            for n in range(10)
+        ),
+    ],
+)
+def test_a_run_that_is_continued_is_one_that_was_not_interrupted(
+    lab: Lab, keys_of: dict[str, list[str]], whole: dict[str, Path], name: str, moment: str, number: int, by: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder, keys = f"{name}-{moment}-{number}-{by}", keys_of[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(MOMENTS[moment], moment, disturbed(getattr(MOMENTS[moment], moment), number, by))
+        if by == "SIGKILL":
+            with pytest.raises(Killed):
+                lab.train(folder, *keys)
+        else:
+            run = lab.train(folder, *keys)
+            assert lab.exit_code == SIGNALS[by]
+            saved = {"full": {"train_update": number + 1, "validate": 3}, "finetuning": {"validate": 0}}[name][moment]
+            assert everything(run)["state"]["update"] == saved
+            assert moment == "train_update" or not records(run, "valid")
+    run = lab.train(folder, *keys)
+    assert lab.exit_code == 0
+    assert_same_runs(run, whole[name])
+
+
+def test_a_run_that_is_continued_does_not_begin_again(
+    lab: Lab, keys_of: dict[str, list[str]], whole: dict[str, Path]
+) -> None:
+    """The weights that it began with are not needed any more."""
+    keys = ["checkpoint.finetune_from=" + str(lab.root / "base"), *keys_of["finetuning"][1:]]
+    shutil.copytree(lab.root / "start", lab.root / "base")
+    lab.train("continued", *keys, "optimization.max_update=2")
+    shutil.rmtree(lab.root / "base")
+    assert_same_runs(lab.train("continued", *keys), whole["finetuning"])
+
+
+def start(root: Path, name: str) -> subprocess.Popen[bytes]:
+    """Train in a process of its own."""
+    keys = ["optimization.max_update=60", "optimization.ema_decay=0.9", "optimization.lr=[1e-2]"]
+    keys += ["dataset.num_workers=1", "dataset.validate_interval_updates=7"]
+    keys += ["checkpoint.save_interval_updates=2", "checkpoint.keep_interval_updates=2"]
+    program = [sys.executable, "-m", "tests.training_runs", str(root), name, *keys]
+    return subprocess.Popen(program, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.nightly
+def test_sigkill_at_random_moments(tmp_path: Path) -> None:
+    assert start(tmp_path, "once").wait() == 0
+    once, often = tmp_path / "once", tmp_path / "often"
+    rng, kills, code, log = random.Random(0), 0, None, often / "log.jsonl"
+    while code != 0:
+        process = start(tmp_path, "often")
+        before = log.stat().st_mtime_ns if log.exists() else 0
+        while process.poll() is None and not (log.exists() and log.stat().st_mtime_ns != before):  # it trains
+            time.sleep(0.01)
+        try:
+            code = process.wait(rng.uniform(0.0, 0.5) if kills < 10 else None)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            if (often / "checkpoints" / "last").exists():
+                read_weights(resolve(often))
+                everything(often)
+        else:
+            assert code == 0
+    assert kills >= 3, "the runs were too fast to be killed"
+    assert_same_runs(often, once)
+
+
+# -- what else happens the second time ----------------------------------------------------------------------------
+
+
+def test_a_resumed_run_keeps_its_kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TRAINING, "onednn", False)
+    lab.train("kernel", "optimization.max_update=1")
+    TRAINING.onednn = True
+    lab.train("kernel", "optimization.max_update=2")
+    assert TRAINING.onednn is False
+
+
+def test_the_checkpoint_before_a_damaged_one_is_resumed(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """One update is made again, with the same result; without any readable checkpoint, training stops."""
+    options = ["checkpoint.save_interval_updates=1", "checkpoint.keep_interval_updates=-1", "common.log_format=lines"]
+    once = lab.train("undamaged", *options, "optimization.max_update=4")
+    run = lab.train("damaged", *options, "optimization.max_update=3")
+    capsys.readouterr()
+    for name in names(run) & {"last", "best", "epoch_1", "update_3"}:
+        path = run / "checkpoints" / name / "training_state.safetensors"
+        path.write_bytes(path.read_bytes()[:-10])
+    lab.train("damaged", *options, "optimization.max_update=4")
+    said = capsys.readouterr().err
+    assert "last/training_state.safetensors: its checksum differs" in said
+    assert "an older checkpoint is used in its place" in said
+    assert f"resuming from {run / 'checkpoints' / 'update_2'} at update 2" in said
+    assert_identical(everything(run), everything(once))
+    for path in run.glob("checkpoints/*/SHA256SUMS"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this run can be read: .*SHA256SUMS is missing"):
+        lab.train("damaged", *options, "optimization.max_update=5")
+
+
+# -- keys with which a run may be continued -----------------------------------------------------------------------
 
 
 def plain(*overrides: str) -> dict[str, Any]:
@@ -35,51 +250,31 @@ def changed(old: dict[str, Any], **values: Any) -> dict[str, Any]:
     return new
 
 
-def test_the_same_configuration(old: dict[str, Any]) -> None:
-    check_resumable(old, copy.deepcopy(old))
-
-
 def test_how_long_where_and_how_often_to_save_may_change(old: dict[str, Any]) -> None:
-    new = changed(
-        old,
-        optimization__max_update=7,
-        common__device="cpu",
-        common__log_format="lines",
-        checkpoint__save_interval_updates=3,
-        generation__beam=2,
-    )
+    free = {"optimization__max_update": 7, "common__device": "cpu", "common__log_format": "lines"}
+    new = changed(old, **free, checkpoint__save_interval_updates=3, generation__beam=2)
     check_resumable(old, {**new, "run_dir": "elsewhere"})
 
 
 def test_every_difference_is_listed_with_both_values(old: dict[str, Any]) -> None:
     new = changed(old, common__seed=5, optimization__clip_norm=0.25, optimization__max_update=9)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"run_dir:\n  optimization.clip_norm: 1.0 -> 0.25\n  common.seed: 1 -> 5$"):
         check_resumable(old, new)
-    text = str(error.value)
-    assert "common.seed: 1 -> 5" in text
-    assert "optimization.clip_norm: 1.0 -> 0.25" in text
-    assert "max_update" not in text
-    assert "choose another run_dir" in text
-
-
-def test_another_component(old: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"model\._name: fconv -> transformer"):
+    with pytest.raises(ConfigError, match=r"choose another run_dir(.|\n)*model\._name: fconv -> transformer"):
         check_resumable(old, plain("model=transformer_tiny"))
 
 
 def test_the_length_of_a_schedule_is_no_free_choice() -> None:
     old = plain("lr_scheduler=polynomial", "optimization.max_update=100")
     with pytest.raises(ConfigError, match="the length of this run's learning-rate schedule"):
-        check_resumable(old, plain("lr_scheduler=polynomial", "optimization.max_update=200"))
-    given = plain("lr_scheduler=polynomial", "lr_scheduler.total_num_update=50", "optimization.max_update=100")
+        check_resumable(old, changed(old, optimization__max_update=200))
+    given = changed(old, lr_scheduler__total_num_update=50)
     check_resumable(given, changed(given, optimization__max_update=200))
 
 
 def test_the_keys_that_may_change_exist() -> None:
-    from seqgen.checkpoints import run_config as resume
-
     known = {key for key, _, _ in known_keys(compose(TrainConfig, ["task=translation"]))}
-    assert known >= resume.MAY_CHANGE - {"model.base"}  # a key of models with a `BaseConfig` alone
+    assert known >= MAY_CHANGE - {"model.base"}  # a key of models with a `BaseConfig` alone
 
 
 def test_the_number_of_processes_may_change(old: dict[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,30 +13,32 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.shortlist import write_map
 from seqgen.addons.catalogue import shortlist
-from seqgen.addons.catalogue.shortlist import Shortlist, restricted
 from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.processors import LogitsProcessor
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, Hypothesis
+from seqgen.core.structures import Batch
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.decoding.options import build_setup
 from seqgen.modules.dtypes import to_dtype
 from seqgen.modules.linear import Linear
 from seqgen.text.translator import Translator
+from tests.covering import covering
 from tests.exhaustive import ranked_outputs
 from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
 from tests.model_zoo import VOCAB, ZOO, build, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import TEXTS, text_model
 from tests.waiting_sentences import assert_continuous_equals_alone, sources
 
 WORDS = dictionary(VOCAB - 4)
 EOS = 2
+EVERYTHING = VocabularyMap({(): np.arange(VOCAB)})
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (7, 8, 9, 2)]
 
 
@@ -55,14 +60,21 @@ def allowed(candidates: VocabularyMap, source: tuple[int, ...]) -> set[int]:
 
 
 def generator(
-    models: list[EncoderDecoderModel], candidates: VocabularyMap | None, columns: bool = True, **keys: Any
+    models: Sequence[EncoderDecoderModel],
+    candidates: VocabularyMap | None,
+    columns: bool = True,
+    words: Dictionary = WORDS,
+    **keys: Any,
 ) -> SequenceGenerator:
+    """A generator that reads the candidates from a file."""
     objects = {name: keys.pop(name) for name in ("processors", "observers", "need_attention") if name in keys}
-    cfg = GenerationConfig(**{"beam": 4, "nbest": 1, "max_len_a": 1.0, "max_len_b": 3, **keys})
-    setup = build_setup(models, WORDS, cfg, fast=FastConfig(narrowed_scores=columns), **objects)
-    forced = [WORDS.index(token) for token in (cfg.forced_first, cfg.forced_last) if token]
-    limited = None if candidates is None else restricted(setup, Shortlist(candidates, WORDS, forced))
-    return SequenceGenerator(limited or setup)
+    with TemporaryDirectory() as folder:
+        if candidates is not None:
+            write_map(candidates.targets, Path(folder) / "list", words, words)
+            keys["shortlist"] = f"{folder}/list"
+        cfg = GenerationConfig(**{"beam": 4, "nbest": 1, "max_len_a": 1.0, "max_len_b": 3, **keys})
+        objects |= {"fast": FastConfig(narrowed_scores=columns), "source_dictionary": words}
+        return SequenceGenerator(build_setup(models, words, cfg, **objects))
 
 
 @pytest.fixture(name="made", autouse=True)
@@ -94,57 +106,45 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "siblings": {"search": "diverse_siblings"},
     "attention": {"coverage_penalty": 0.5, "need_attention": True},
 }
+ENSEMBLES: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "log": {"combination": "log", "components": {"combination.weights": [1.0, 3.0]}},
+    "negative fusion": {"combination": "fusion", "components": {"combination.weight": -0.2}},
+    "fusion": {"combination": "fusion", "components": {"combination.weight": 1.0}},
+    "guidance": {"guidance_scale": 1.5},
+}
 SUPPORTS = [name for name, model in ZOO.items() if not model.is_language_model and name not in ("lstm_tiny", "average")]
+CASES = [
+    pytest.param(["transformer_lm_tiny"], {"max_len": 30}, id="the source tokens are those of the prompt"),
+    *(pytest.param(["transformer_marian"], keys, id=name) for name, keys in OPTIONS.items()),
+    *(
+        pytest.param(["transformer_tiny", "fconv_tiny"], keys, id=name, marks=pytest.mark.slow)
+        for name, keys in ENSEMBLES.items()
+    ),
+]
 
 
-def check_columns(models: list[EncoderDecoderModel], keys: dict[str, Any], made: list[bool]) -> None:
-    """Columns give what the whole vocabulary gives, alone and in a batch, and every output is in the shortlist."""
-    candidates = random_map()
+@pytest.mark.parametrize(("names", "keys"), CASES)
+def test_columns_give_what_the_whole_vocabulary_gives(names: list[str], keys: dict[str, Any], made: list[bool]) -> None:
+    """Alone and in a batch; every output is in the shortlist."""
+    models, candidates = [sharp(name, seed=seed) for seed, name in enumerate(names, start=3)], random_map()
     left = models[0].left_pad_source
     fast, plain = (generator(models, candidates, columns, **keys) for columns in (True, False))
     found = fast.generate(batch_of(SOURCES, left=left))
     assert made == [True]
     assert_same(found, plain.generate(batch_of(SOURCES, left=left)))
     assert made == [True, False]
+    ends = {WORDS.index(token) for token in (*keys.get("end_symbols", []), keys.get("forced_last")) if token}
+    first = WORDS.index(keys["forced_first"]) if "forced_first" in keys else None
     for source, hypotheses in zip(SOURCES, found, strict=True):
-        forced = {WORDS.index(keys[key]) for key in ("forced_first", "forced_last") if key in keys}
-        ends = {WORDS.index(token) for token in keys.get("end_symbols", [])}
-        tokens = {token for hypothesis in hypotheses for token in hypothesis.tokens.tolist()}
-        assert tokens <= allowed(candidates, source) | forced | ends
+        for hypothesis in hypotheses:
+            tokens = hypothesis.tokens.tolist()
+            if first is not None:
+                assert tokens.pop(0) == first
+            assert {*tokens} <= allowed(candidates, source) | ends
+            assert hypothesis.score > -1e6
         for alone in (fast.generate(batch_of([source], left=left)), plain.generate(batch_of([source], left=left))):
             assert_same_pairs(as_pairs(alone[0]), as_pairs(hypotheses))
-
-
-@pytest.mark.parametrize("name", SUPPORTS)
-@pytest.mark.slow
-def test_columns_equal_the_whole_vocabulary(name: str, made: list[bool]) -> None:
-    check_columns([sharp(name, seed=3)], {}, made)
-
-
-def test_columns_of_a_language_model(made: list[bool]) -> None:
-    """The source tokens are those of the prompt."""
-    check_columns([sharp("transformer_lm_tiny", seed=3)], {"max_len": 30}, made)
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_columns_with_other_keys(options: str, made: list[bool]) -> None:
-    check_columns([sharp("transformer_marian", seed=4)], OPTIONS[options], made)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"combination": "log", "components": {"combination.weights": [1.0, 3.0]}},
-        {"combination": "fusion", "components": {"combination.weight": -0.2}},
-        {"combination": "fusion", "components": {"combination.weight": 1.0}},
-        {"guidance_scale": 1.5},
-    ],
-    ids=str,
-)
-@pytest.mark.slow
-def test_columns_of_an_ensemble(keys: dict[str, Any], made: list[bool]) -> None:
-    check_columns([sharp("transformer_tiny", seed=1), sharp("fconv_tiny", seed=2)], keys, made)
 
 
 @pytest.mark.parametrize("columns", [True, False])
@@ -181,51 +181,25 @@ def test_the_result_is_that_of_a_softmax_over_the_allowed_tokens() -> None:
             .index_copy(0, torch.tensor(kept), rule(source, history)[kept].log_softmax(0))
         )
 
+    made = generator([ScriptedModel(rule)], candidates, words=dictionary(vocab - 4), beam=300, nbest=5, max_len_a=0.0)
     for source in ((5, 2), (4, 5, 2), (4, 2)):
-        wanted = ranked_outputs(scores, source, vocab, 3, 5)
-        wanted = [pair for pair in wanted if pair[1] > -torch.inf]
-        cfg = GenerationConfig(beam=300, nbest=5, max_len_b=3)
-        words = dictionary(vocab - 4)
-        setup = build_setup([ScriptedModel(rule)], words, cfg)
-        made = SequenceGenerator(restricted(setup, Shortlist(candidates, words)))
+        wanted = [pair for pair in ranked_outputs(scores, source, vocab, 3, 5) if pair[1] > -torch.inf]
         assert_same_pairs(as_pairs(made.generate(batch_of([source]))[0][:5]), wanted)
 
 
-@pytest.mark.parametrize("columns", [True, False])
-@pytest.mark.parametrize("search", [{}, {"search": "greedy", "beam": 1}, {"sampling": True}], ids=str)
-def test_a_list_of_everything_changes_nothing(search: dict[str, Any], columns: bool) -> None:
-    everything, model = VocabularyMap({(): np.arange(VOCAB)}), sharp("fconv_tiny")
-
-    def exact(hypotheses: list[list[Hypothesis]]) -> list[Any]:
-        return [[(h.tokens.tolist(), h.positional_scores.tolist()) for h in own] for own in hypotheses]
-
-    batch = batch_of(SOURCES)
-    plain = exact(generator([model], None, **search).generate(batch))
-    assert exact(generator([model], everything, False, **search).generate(batch)) == plain
-    assert_same(
-        generator([model], everything, columns, **search).generate(batch),
-        generator([model], None, **search).generate(batch),
+def test_sampling_from_a_list_of_everything_changes_nothing() -> None:
+    plain, *found = (
+        generator([sharp("fconv_tiny")], candidates, columns, sampling=True).generate(batch_of(SOURCES))
+        for candidates, columns in ((None, True), (EVERYTHING, True), (EVERYTHING, False))
     )
+    assert_same(found[0], plain)
+    assert_same(found[1], plain, 0.0)
 
 
-class Ones(LogitsProcessor):
-    """Needs the whole vocabulary."""
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs + torch.arange(VOCAB) * 1e-3
+NEEDING_ALL = [{"no_repeat_ngram_size": 2}, {"sequence_bias": ["w1 w2=1.0"]}, {"sampling": True, "top_k": 3}]
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("transformer_tiny", {"processors": [Ones()]}),
-        ("transformer_tiny", {"no_repeat_ngram_size": 2}),
-        ("transformer_tiny", {"sequence_bias": ["w1 w2=1.0"]}),
-        ("transformer_tiny", {"sampling": True, "top_k": 3}),
-        ("lstm_tiny", {}),
-    ],
-    ids=["processor", "ngrams", "bias", "sampling", "features"],
-)
+@pytest.mark.parametrize(("name", "keys"), [*(("transformer_tiny", keys) for keys in NEEDING_ALL), ("lstm_tiny", {})])
 @pytest.mark.slow
 def test_what_needs_the_whole_vocabulary_gets_it(name: str, keys: dict[str, Any], made: list[bool]) -> None:
     model, candidates = sharp(name, seed=3), random_map()
@@ -238,70 +212,34 @@ def test_what_needs_the_whole_vocabulary_gets_it(name: str, keys: dict[str, Any]
             assert_same([hypotheses], here.generate(batch_of([source])))
 
 
-def test_a_large_part_of_the_vocabulary_is_computed_as_a_whole(
-    made: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shortlist, "LARGEST_SHARE", 0.4)
-    generator([sharp("fconv_tiny")], random_map(1)).generate(batch_of([(4, 2)]))
-    generator([sharp("fconv_tiny")], random_map(9)).generate(batch_of([(4, 2)]))
-    assert made == [True, False]
-
-
-def test_tokens_of_a_prefix_and_of_constraints_are_added(made: list[bool]) -> None:
+def test_tokens_of_a_prefix_of_a_batch_and_of_constraints_are_added(made: list[bool]) -> None:
     candidates = VocabularyMap({(): np.array([9, 10])})
-    prefix = torch.tensor([[15, 1], [16, 17]])
+    prefix, first = torch.tensor([[15, 1], [16, 17]]), torch.tensor([18, 20])
     model = sharp("transformer_tiny", seed=3)
     batch: Batch = batch_of(SOURCES[:2])
-    for own, found in zip(prefix, generator([model], candidates).generate(batch, prefix), strict=True):
-        wanted = [token for token in own.tolist() if token != 1]
-        for hypothesis in found:
-            assert hypothesis.tokens.tolist()[: len(wanted)] == wanted
-            assert set(hypothesis.tokens.tolist()) <= {0, 2, 3, 9, 10, *wanted}
-            assert hypothesis.score > -1e6
+    by_prefix = generator([model], candidates).generate(batch, prefix)
+    by_batch = generator([model], candidates, forced_first="w3").generate(replace(batch, first_tokens=first))
+    for given, found in ((prefix, by_prefix), (first.unsqueeze(1), by_batch)):
+        for own, hypotheses in zip(given, found, strict=True):
+            wanted = [token for token in own.tolist() if token != 1]
+            for hypothesis in hypotheses:
+                assert hypothesis.tokens.tolist()[: len(wanted)] == wanted
+                assert set(hypothesis.tokens.tolist()) <= {0, 2, 3, 7, 9, 10, *wanted}
+                assert hypothesis.score > -1e6
     constrained = generator([model], candidates, constraints="unordered", search="constrained")
     found = constrained.generate(batch, constraints=[[[15, 16]], [[[17], [18, 19]]]])
     assert {15, 16} <= set(found[0][0].tokens.tolist())
     assert {17} <= set(found[1][0].tokens.tolist()) or {18, 19} <= set(found[1][0].tokens.tolist())
-    assert made == [False, True]  # a prefix is given to the first one
+    assert made == [False, True, True]  # a prefix is compared with ids
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        (
-            {"search": "contrastive", "beam": 1},
-            "shortlist=FILE is not supported by ContrastiveSearch, which has its own",
-        ),
-        ({"prompt_lookup": 2, "beam": 1}, "not supported by SpeculativeSearch"),
-    ],
-)
-def test_what_excludes_a_shortlist_is_refused(keys: dict[str, Any], words: str) -> None:
-    keys = {"shortlist": "FILE", **keys}
-    with pytest.raises(ConfigError, match=words):
-        generator([sharp("fconv_tiny")], random_map(), **keys)
-
-
-def test_allowed_outputs_and_a_shortlist_exclude_each_other() -> None:
-    words = r"generation.shortlist=FILE and generation.allowed_outputs both limit the tokens"
-    with pytest.raises(ConfigError, match=words):
-        generator([sharp("fconv_tiny")], None, shortlist="FILE", allowed_outputs="FILE")
-
-
-def test_a_file_needs_the_source_vocabulary() -> None:
-    with pytest.raises(ConfigError, match=r"generation.shortlist=FILE needs the source vocabulary; pass it as"):
-        generator([sharp("fconv_tiny")], None, shortlist="FILE")
-
-
-def test_the_key_reads_the_file_and_members_with_other_vocabularies_are_refused(tmp_path: Path) -> None:
+def test_source_and_target_vocabularies_may_differ(tmp_path: Path) -> None:
     file = tmp_path / "list"
     file.write_text("\tw3 w4\nw1\tw11\nw5 w8\tw12\nw17\tw0\n")  # the target vocabulary has no w17
     one = text_model(task=DecodingTask(DecodingConfig(), *(WhitespaceTokenizer(dictionary(size)) for size in (19, 13))))
     (first, second, *_) = Translator(one, beam=3, nbest=3, max_len_b=6).translate(TEXTS, shortlist=str(file))
     for line, words in ((first, {"w3", "w4", "w11", "w12"}), (second, {"w3", "w4"})):
         assert {word for h in line.hypotheses for word in h.text.split()} <= {*words, "<unk>", "<s>"}
-    both = Translator([one, text_model(task=task_of(words=dictionary(25)))])
-    with pytest.raises(ConfigError, match=r"generation.shortlist=.* is not possible with members that have different"):
-        both.translate(TEXTS, shortlist=str(file))
 
 
 @pytest.mark.parametrize("name", SUPPORTS)
@@ -312,9 +250,9 @@ def test_columns_of_an_output_layer(name: str) -> None:
         torch.testing.assert_close(decoder.output_columns(ids)(features), decoder.output_layer(features)[:, ids])
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize(
+    ("name", "bias", "packs"), covering(["float32", "bfloat16", "int8"], [True, False], [True, False], times=2)
+)
 def test_columns_of_a_projection(name: str, bias: bool, packs: bool) -> None:
     torch.manual_seed(1)
     layer = Linear(256, 700, bias=bias)

@@ -26,22 +26,14 @@ from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.task import Task
-from seqgen.training.criteria import (
-    Criterion,
-    CriterionOut,
-    target_logits,
-)
+from seqgen.training.criteria import Criterion, CriterionOut, target_logits
 
 CRITERIA: dict[str, tuple[type[Criterion], str]] = {}
 """Criteria with a bug, and the beginning of the cause that the check should name, or the first invariant that fails."""
 
 
-def bug(cause: str) -> Callable[[type[Criterion]], type[Criterion]]:
-    def decorator(criterion: type[Criterion]) -> type[Criterion]:
-        CRITERIA[criterion.__name__] = criterion, cause
-        return criterion
-
-    return decorator
+def bug(cause: str) -> Callable[[type[Criterion]], None]:
+    return lambda criterion: CRITERIA.update({criterion.__name__: (criterion, cause)})
 
 
 class Plain(Criterion):
@@ -57,10 +49,44 @@ class Plain(Criterion):
         return CriterionOut(losses.sum(), size, {"ntokens": size, "nsentences": len(batch.ids)})
 
 
-@bug("the loss is a mean")
-class MeanLoss(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return replace(super().of(losses, batch), loss=losses.mean())
+def bug_of_losses(name: str, cause: str, losses: Callable[..., Tensor] | None = None, **changes: Any) -> None:
+    """A criterion with other ``losses`` of the tokens, or with other fields of its result, functions of the losses."""
+
+    class Changed(Plain):
+        def of(self, found: Tensor, batch: Batch) -> CriterionOut:
+            out = super().of(found if losses is None else losses(found, batch), batch)
+            return replace(out, **{field: change(found, batch, out) for field, change in changes.items()})
+
+    CRITERIA[name] = Changed, cause
+
+
+def logging(value: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    return lambda losses, batch, out: {**out.logging, "nll_loss": value(losses)}
+
+
+bug_of_losses("mean loss", "the loss is a mean", loss=lambda losses, batch, out: losses.mean())
+bug_of_losses(
+    "source padding",
+    "the loss depends on padding of the source",
+    lambda losses, batch: losses / batch.source.src_tokens.size(1),
+)
+bug_of_losses(
+    "size of the padded batch",
+    "padding does not affect the loss",
+    sample_size=lambda losses, batch, out: batch.target.numel(),
+)
+bug_of_losses(
+    "detached weight",
+    "a part of the loss has no gradient or a wrong one",
+    lambda losses, batch: (1 - (-losses.detach()).exp()) * losses,
+)
+bug_of_losses(
+    "normalized by the batch",
+    "the loss of a sentence depends on the other sentences",
+    lambda losses, batch: losses * losses / losses.mean(),
+)
+bug_of_losses("logs with gradient", "the loss is a scalar", logging=logging(torch.sum))
+bug_of_losses("logs a mean", "sum over ranks = whole batch", logging=logging(lambda losses: losses.mean().detach()))
 
 
 @bug("padding of the target is counted")
@@ -73,59 +99,11 @@ class CountsPadding(Plain):
         return self.of(-lprobs.gather(2, batch.target.unsqueeze(2)).flatten(), batch)
 
 
-@bug("the loss depends on padding of the source")
-class ReadsSourcePadding(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of(losses / batch.source.src_tokens.size(1), batch)
-
-
-@bug("padding does not affect the loss")
-class SizeOfThePaddedBatch(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        assert batch.target is not None
-        return replace(super().of(losses, batch), sample_size=batch.target.numel())
-
-
-@bug("a part of the loss has no gradient or a wrong one")
-class DetachedWeight(Plain):
-    """The gradient of a part of the loss is missing."""
-
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of((1 - (-losses.detach()).exp()) * losses, batch)
-
-
-@bug("the loss of a sentence depends on the other sentences")
-class NormalizedByTheBatch(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of(losses * losses / losses.mean(), batch)
-
-
-@bug("the loss is a scalar")
-class LogsWithGradient(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        out = super().of(losses, batch)
-        return replace(out, logging={**out.logging, "nll_loss": losses.sum()})
-
-
-@bug("sum over ranks = whole batch")
-class LogsAMean(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        out = super().of(losses, batch)
-        return replace(out, logging={**out.logging, "nll_loss": losses.mean().detach()})
-
-
 @bug("inputs are not changed")
 class ChangesTheTarget(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         assert batch.target is not None
         batch.target[batch.target == 2] = 1
-        return super().__call__(model, batch)
-
-
-@bug("inputs are not changed")
-class LeavesEvaluationMode(Plain):
-    def __call__(self, model: Any, batch: Batch) -> CriterionOut:
-        model.eval()
         return super().__call__(model, batch)
 
 
@@ -165,13 +143,6 @@ class DecodesWithDropout(Risk):
             handle.remove()
 
 
-@bug("decoding interferes with training")
-class DrawsFromTheNumbersOfTraining(Risk):
-    def decode(self, model: Any, batch: Batch, prefix_tokens: Tensor | None = None) -> Any:
-        torch.rand(1)
-        return super().decode(model, batch, prefix_tokens)
-
-
 @bug("decoding and rescore compute with different models or inputs")
 class RescoresWithoutTheSource(Risk):
     def rescore(self, model: Any, batch: Batch, hypotheses: Any) -> Any:
@@ -209,17 +180,8 @@ TASKS: dict[str, tuple[Callable[[Patch], None], str]] = {}
 """Functions that insert a bug in the task of dates, with the same."""
 
 
-def task_bug(cause: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    def decorator(insert: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        TASKS[insert.__name__] = insert, cause
-        return insert
-
-    return decorator
-
-
-def changing_batches(patch: Patch, change: Callable[[Batch], Batch]) -> None:
-    collate = Task.collate
-    patch(DatesTask, "collate", lambda self, examples, model: change(collate(self, examples, model)))
+def task_bug(cause: str) -> Callable[[Callable[[Patch], None]], None]:
+    return lambda insert: TASKS.update({insert.__name__: (insert, cause)})
 
 
 @task_bug("text survives")
@@ -230,22 +192,13 @@ def decode_loses_the_last_token(patch: Patch) -> None:
 
 @task_bug("batches have the examples")
 def target_not_shifted(patch: Patch) -> None:
-    def change(batch: Batch) -> Batch:
-        assert batch.target is not None
+    def collate(self: Task, examples: Any, model: Any) -> Batch:
+        batch = Task.collate(self, examples, model)
         previous = batch.target.clone()
         previous[:, 0] = 2
         return replace(batch, prev_output_tokens=previous)
 
-    changing_batches(patch, change)
-
-
-@task_bug("batches have the examples")
-def lengths_with_padding(patch: Patch) -> None:
-    def change(batch: Batch) -> Batch:
-        whole = torch.full_like(batch.source.src_lengths, batch.source.src_tokens.size(1))
-        return replace(batch, source=replace(batch.source, src_lengths=whole))
-
-    changing_batches(patch, change)
+    patch(DatesTask, "collate", collate)
 
 
 @task_bug("training data are encoded in another way than the input of decoding")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,15 +77,5 @@ def test_most_lines_have_the_highest_quality() -> None:
 def test_a_score_that_ranks_better_than_the_confidence_is_named() -> None:
     qualities = np.arange(10.0)
     scores = {"confidence": qualities[::-1], "mean_lprob": qualities, "length": np.ones(10)}
-    assert (
-        "mean_lprob alone ranks these lines better than the confidence does (Spearman 1.00 against -1.00)"
-        in ConfidenceReport(scores, qualities, 5.0).text()
-    )
+    assert "mean_lprob alone ranks these lines better" in ConfidenceReport(scores, qualities, 5.0).text()
     assert "alone" not in ConfidenceReport(scores | {"confidence": qualities}, qualities, 5.0).text()
-
-
-def test_a_picture(tmp_path: Path) -> None:
-    scores, qualities = sample()
-    report = ConfidenceReport({"confidence": scores, "length": -scores}, qualities, 40.0)
-    report.draw(tmp_path / "risk.svg")
-    assert "<svg" in (tmp_path / "risk.svg").read_text()

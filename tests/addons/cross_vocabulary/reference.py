@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 
 END = b"\n"
 Scores = Callable[[tuple[int, ...]], list[float]]
@@ -19,34 +19,27 @@ Found = list[tuple[tuple[tuple[int, ...], ...], float]]
 """Joint token sequences and scores, best first."""
 
 
-class Pieces(Tokenizer):
-    """A tokenizer whose tokens are given strings."""
+class Pieces(WhitespaceTokenizer):
+    """A tokenizer whose tokens are given strings, some of which may be equal; ``"\\udcc3"`` is the byte ``0xc3``."""
 
     def __init__(self, pieces: Sequence[str]):
         super().__init__(Dictionary())
-        for piece in pieces:
-            self.dictionary.add_symbol(piece)
+        self.pieces = ["", "", "", "", *pieces]
+        for number, piece in enumerate(pieces):
+            self.dictionary.add_symbol(f"{number} {piece}")
 
     def encode(self, text: str) -> list[int]:
-        fitting = [i for i in range(4, len(self.dictionary)) if text.startswith(self.dictionary[i])]
+        fitting = [i for i, piece in enumerate(self.pieces) if piece and text.startswith(piece)]
         if not fitting:
             return []
-        longest = max(fitting, key=lambda i: len(self.dictionary[i]))
-        return [longest, *self.encode(text[len(self.dictionary[longest]) :])]
+        longest = max(fitting, key=lambda i: len(self.pieces[i]))
+        return [longest, *self.encode(text[len(self.pieces[longest]) :])]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.dictionary[i] for i in ids if i >= 4)
+        return b"".join(self.token_bytes()[i] or b"" for i in ids).decode()
 
     def token_bytes(self) -> list[bytes | None]:
-        return [None] * 4 + [self.dictionary[i].encode() for i in range(4, len(self.dictionary))]
-
-    def fingerprint(self) -> str:
-        return "pieces"
-
-    def save(self, folder: Any) -> None:
-        raise NotImplementedError
-
-    load = save  # type: ignore[assignment]
+        return [piece.encode(errors="surrogateescape") or None for piece in self.pieces]
 
 
 def texts_of(tokenizer: Tokenizer) -> list[bytes]:

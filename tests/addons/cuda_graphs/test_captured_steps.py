@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +19,14 @@ from seqgen import Translator
 from seqgen.addons.cuda_graphs import captured
 from seqgen.addons.cuda_graphs.captured import CapturedMember, CapturedStep
 from seqgen.addons.cuda_graphs.graphs import GRAPHS
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest
-from seqgen.core.structures import Hypothesis
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.modules.multihead_attention import MultiheadAttention
 from tests.addons.cuda_graphs.recording_gpu import recording_gpu
+from tests.covering import covering
 from tests.generation.test_fork import Results, branching
 from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
 from tests.generators import make_generator
@@ -32,21 +35,18 @@ from tests.model_zoo import EOS, PAD, ZOO, in_zoo, sharp
 from tests.scripted_model import batch_of, dictionary as tiny_dictionary
 from tests.simulated_gpu import Counts
 from tests.text_models import text_model
+from tests.waiting_sentences import queue
 
 CAPTURED = in_zoo("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
 """Models whose decoders can be recorded, as they can join a running batch."""
 
-FASTEST = "transformer_tiny"
-FAST = (
-    "beam",
-    "huggingface",
-    "ensemble",
-    "search=greedy",
-    "search=sampling",
-    "prefix",
-    "compaction at once",
+FAST = [
+    *("beam", "huggingface", "ensemble", "search=greedy", "search=sampling", "prefix", "compaction at once"),
     "guidance",
-)
+]
+SLOW = [option for option in OPTIONS if option not in (*FAST, "no cache", "table", "search=contrastive")]
+PAIRS = covering(CAPTURED, [*FAST, *SLOW])
+"""Each option with one of the models."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,45 +76,33 @@ def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]]
         return decode(name, "gpu", {**options, "cuda_graphs": True}), counts
 
 
-def count_replays(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def count_replays(device: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """A list that gets one entry at each replay."""
     found: list[None] = []
 
-    class Counted(graphs):  # type: ignore[misc]
+    class Counted(GRAPHS[device]):  # type: ignore[misc]
         def replay(self) -> None:
             found.append(None)
             super().replay()
 
-    monkeypatch.setitem(GRAPHS, "cuda", Counted)
+    monkeypatch.setitem(GRAPHS, device, Counted)
     return found
 
 
-CASES = [
-    pytest.param(
-        name, option, marks=() if option in FAST and (option == "beam" or name == FASTEST) else pytest.mark.slow
-    )
-    for name in CAPTURED
-    for option in OPTIONS
-    if option not in ("no cache", "table", "search=contrastive")
-]
-
-
-@pytest.mark.parametrize(("name", "option"), CASES)
-def test_hypotheses_are_the_same(name: str, option: str, reasons: set[str]) -> None:
-    found, counts = replayed(name, OPTIONS[option])
-    assert_equal(found, decode(name, "cpu", OPTIONS[option]), 1e-9)
-    assert counts.launches["replay"] > 4
-    assert not reasons
-
-
-@needs_gpu
-@pytest.mark.parametrize(("name", "option"), [case.values for case in CASES])
-def test_hypotheses_are_the_same_on_a_gpu(
-    name: str, option: str, reasons: set[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "name", "option"),
+    [
+        *(pytest.param("gpu", *pair, marks=() if pair[1] in FAST else pytest.mark.slow) for pair in PAIRS),
+        *(pytest.param("cuda", *pair, marks=needs_gpu) for pair in PAIRS),
+    ],
+)
+def test_hypotheses_are_the_same(
+    device: str, name: str, option: str, reasons: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replays = count_replays(GRAPHS["cuda"], monkeypatch)
-    found = decode(name, "cuda", {**OPTIONS[option], "cuda_graphs": True})
-    assert_equal(found, decode(name, "cpu", OPTIONS[option]))
+    with recording_gpu() if device == "gpu" else nullcontext(), monkeypatch.context() as patch:
+        replays = count_replays(device, patch)
+        found = decode(name, device, {**OPTIONS[option], "cuda_graphs": True})
+    assert_equal(found, decode(name, "cpu", OPTIONS[option]), 1e-9 if device == "gpu" else 1e-5)
     assert len(replays) > 4
     assert not reasons
 
@@ -128,30 +116,45 @@ def test_other_models_decode_without(name: str, reasons: set[str]) -> None:
 
 
 def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches of a second decode, in which nothing is recorded."""
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 16)
 
-    def launches(members: int, steps: int) -> int:
+    def launches(members: int) -> int:
+        """Of four more steps."""
         with recording_gpu() as counts:
             models = [sharp("transformer_tiny", seed).to("gpu") for seed in range(members)]
-            options = {"beam_size": 4, "min_len": steps, "max_len": steps, "cuda_graphs": True}
-            generator = make_generator(models, tiny_dictionary(), **options)
             batch = batch_of([[5, 6, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
-            generator.generate(batch)
-            counts.clear()
-            generator.generate(batch)
-            return counts.launches.total()
+            found = []
+            for steps in (9, 5, 9):  # the first decode records
+                counts.clear()
+                options = {"beam_size": 4, "min_len": steps, "max_len": steps, "cuda_graphs": True}
+                make_generator(models, tiny_dictionary(), **options).generate(batch)
+                found.append(counts.launches.total())
+            return found[2] - found[1]
 
-    one, two = (launches(members, 9) - launches(members, 5) for members in (1, 2))
+    one, two = map(launches, (1, 2))
     assert one <= 4 * 70
     assert two - one <= 4 * 16
 
 
+def on_gpu(name: str, **options: Any) -> tuple[Any, SequenceGenerator]:
+    """A model, and a generator that records its steps."""
+    model = sharp(name, 0).to("gpu")
+    return model, make_generator([model], tiny_dictionary(), **options, cuda_graphs=True)
+
+
+def sentences(name: str, *sources: list[int], device: str = "gpu") -> Batch:
+    return batch_of([[*source, EOS] for source in sources], PAD, ZOO[name].padded_left).to(device)
+
+
+def plainly(name: str, batch: Batch, **options: Any) -> list[list[Hypothesis]]:
+    """The hypotheses without recordings, on the CPU."""
+    return make_generator([sharp(name, 0)], tiny_dictionary(), **options).generate(batch.to("cpu"))
+
+
 def test_changed_weights_are_recorded_again() -> None:
     with recording_gpu():
-        model = sharp("t5_tiny", 0).to("gpu")
-        generator = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9, cuda_graphs=True)
-        batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, False).to("gpu")
+        model, generator = on_gpu("t5_tiny", beam_size=3, max_len=9)
+        batch = sentences("t5_tiny", [5, 6, 7], [8])
         before = generator.generate(batch)
         with torch.no_grad():
             for weight in model.decoder.parameters():
@@ -163,28 +166,25 @@ def test_changed_weights_are_recorded_again() -> None:
 
 
 def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
-    batches = [batch_of(sources, PAD, False) for sources in ([[5, 6, 7, EOS], [8, EOS]], [[9, 5, 6, EOS], [4, 4, EOS]])]
     sizes = {"beam_size": 3, "max_len": 9, "min_len": 5}
-    plain = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes)
     with recording_gpu() as counts, torch.inference_mode():
-        model = sharp("t5_tiny", 0).to("gpu")
-        setup = make_generator([model], tiny_dictionary(), **sizes, cuda_graphs=True).setup
-        sessions = [Session(setup, DecodingRequest(batch.to("gpu"))) for batch in batches]
+        batches = [sentences("t5_tiny", *sources) for sources in ([[5, 6, 7], [8]], [[9, 5, 6], [4, 4]])]
+        setup = on_gpu("t5_tiny", **sizes)[1].setup
+        sessions = [Session(setup, DecodingRequest(batch)) for batch in batches]
         running = list(sessions)
         while running:
             running = [session for session in running if session.step()]
         for session, batch in zip(sessions, batches, strict=True):
             session.collect_all()
-            assert_equal(session.results, plain.generate(batch), 1e-9)
+            assert_equal(session.results, plainly("t5_tiny", batch, **sizes), 1e-9)
         assert counts.launches["replay"] >= 8
 
 
 def test_recordings_do_not_keep_a_model() -> None:
     with recording_gpu():
-        model = sharp("t5_tiny", 0).to("gpu")
+        model, generator = on_gpu("t5_tiny", max_len=5, min_len=5)
         gone = weakref.ref(model.decoder)
-        generator = make_generator([model], tiny_dictionary(), max_len=5, min_len=5, cuda_graphs=True)
-        generator.generate(batch_of([[5, EOS]], PAD, False).to("gpu"))
+        generator.generate(sentences("t5_tiny", [5]))
         assert captured._STEPS[model.decoder]
         del model, generator
         gc.collect()
@@ -192,23 +192,14 @@ def test_recordings_do_not_keep_a_model() -> None:
 
 
 def test_sentences_that_join_a_batch_are_replayed() -> None:
-    sources = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS], [6, EOS], [7, 8, EOS]]
+    sources = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [6], [7, 8]]
     sizes = {"beam_size": 3, "max_len_a": 1.5, "max_len_b": 3}
-    wanted = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes).generate(batch_of(sources, PAD, False))
+    wanted = plainly("t5_tiny", sentences("t5_tiny", *sources, device="cpu"), **sizes)
     with recording_gpu() as counts:
-        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, cuda_graphs=True)
+        generator = on_gpu("t5_tiny", **sizes)[1]
         assert generator.can_merge
-        batches = [batch_of(sources[:2], PAD, False), *(batch_of([source], PAD, False) for source in sources[2:])]
-        ids = iter([[0, 1], [2], [3], [4]])
-
-        def waiting(taken: int, width: int) -> Any:
-            if not batches:
-                return None
-            batch = batches.pop(0)
-            batch.ids.copy_(torch.tensor(next(ids)))
-            return batch.to("gpu")
-
-        found = dict(generate_continuously(generator, waiting))
+        take, _ = queue([(*source, EOS) for source in sources], 2)
+        found = dict(generate_continuously(generator, lambda *room: (batch := take(*room)) and batch.to("gpu")))
         assert counts.launches["replay"] > 4
     assert_equal([found[number] for number in range(len(sources))], wanted, 1e-9)
 
@@ -243,11 +234,9 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
 def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
     calls: list[Any] = []
     with recording_gpu():
-        model = sharp("transformer_tiny", 0).to("gpu")
+        model, generator = on_gpu("transformer_tiny", min_len=9, max_len=9)
         model.decoder.layers[0].register_forward_hook(lambda *arguments: calls.append(arguments))
-        options = {"min_len": 9, "max_len": 9, "cuda_graphs": True}
-        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
-        make_generator([model], tiny_dictionary(), **options).generate(batch)
+        generator.generate(sentences("transformer_tiny", [5, 6, 7]))
     assert len(calls) == 9
     assert any("hooks" in reason for reason in reasons)
 
@@ -257,25 +246,22 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
     monkeypatch.setattr(captured, "_SHRINKS", 4)
     random = torch.Generator().manual_seed(3)
-    sources = [[*torch.randint(4, 9, (n,), generator=random).tolist(), EOS] for n in range(1, 21)]
+    sources = [torch.randint(4, 9, (n,), generator=random).tolist() for n in range(1, 21)]
     sizes = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 1, "lazy_compaction": False}
-    wanted = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes).generate(batch_of(sources, PAD, False))
+    wanted = plainly("t5_tiny", sentences("t5_tiny", *sources, device="cpu"), **sizes)
     loads: list[int] = []
     load = CapturedStep.load
     monkeypatch.setattr(
         CapturedStep, "load", lambda step, begin: (loads.append(step.shape.sentences), load(step, begin))
     )
     with recording_gpu() as counts:
-        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, cuda_graphs=True)
-        found = generator.generate(batch_of(sources, PAD, False).to("gpu"))
+        found = on_gpu("t5_tiny", **sizes)[1].generate(sentences("t5_tiny", *sources))
     assert_equal(found, wanted, 1e-9)
     assert loads == [32, 4, 1]
-    assert len({len(one[0].tokens) for one in found}) > 6
     assert counts.launches["replay"] == max(len(one.tokens) for each in found for one in each) - 1
 
 
-@pytest.mark.parametrize("name", ["t5_tiny", "transformer_tiny", "fconv_uneven"])
-@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize(("name", "beam"), [("t5_tiny", 1), ("transformer_tiny", 4), ("fconv_uneven", 1)])
 def test_bfloat16(name: str, beam: int) -> None:
     """On the same device, up to rounding: the sums of attention have more positions, hidden ones."""
     random = torch.Generator().manual_seed(5)
@@ -310,10 +296,8 @@ def test_a_wrong_first_replay_is_found(wrong: float, reasons: set[str], monkeypa
 def test_layouts_of_weights_outlive_training() -> None:
     """A graph reads their memory, and ``train`` drops them from the modules."""
     with recording_gpu():
-        model = sharp("fconv_tiny", 0).to("gpu")
-        generator = make_generator([model], tiny_dictionary(), max_len=9, cuda_graphs=True)
-        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["fconv_tiny"].padded_left).to("gpu")
-        generator.generate(batch)
+        model, generator = on_gpu("fconv_tiny", max_len=9)
+        generator.generate(sentences("fconv_tiny", [5, 6, 7]))
         layouts = [
             weakref.ref(made)
             for module in model.decoder.modules()
@@ -332,30 +316,13 @@ def test_autocast_is_not_recorded(reasons: set[str]) -> None:
     assert any("autocast" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("name", ["t5_tiny", "transformer_tiny"])
-def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula of docs/fast-decoding.md."""
-    monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
-    with recording_gpu():
-        model = sharp(name, 0).to("gpu")
-        generator = make_generator([model], tiny_dictionary(), beam_size=5, min_len=5, max_len=5, cuda_graphs=True)
-        generator.generate(batch_of([[5, 6, EOS]] * 4, PAD, ZOO[name].padded_left).to("gpu"))
-        (step,) = captured._STEPS[model.decoder]
-        layers: Any = model.decoder.layers
-        dim = layers[0].self_attn.num_heads * layers[0].self_attn.head_dim
-        bytes_ = sum(leaf.nbytes for _, leaf in captured.leaves(step.state) if isinstance(leaf, Tensor))
-        formula = step.shape.sentences * 2 * len(layers) * dim * (5 * step.shape.window + step.shape.source) * 8
-    assert bytes_ == pytest.approx(formula, rel=0.03)
-
-
-@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
-def test_forks_decode_as_the_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forks_decode_as_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[Results] = []
     found: list[Results] = []
-    plain = decode(name, "cpu", {})
+    plain = decode("transformer_tiny", "cpu", {})
     monkeypatch.setattr(Session, "run", branching(wanted, found, 3))
     with recording_gpu() as counts:
-        assert_same(decode(name, "gpu", {"cuda_graphs": True}), plain, 1e-9)
+        assert_same(decode("transformer_tiny", "gpu", {"cuda_graphs": True}), plain, 1e-9)
     assert counts.launches["replay"] > 4
     for one, two in zip(found, wanted, strict=True):
         assert_same(one, two, 1e-9)

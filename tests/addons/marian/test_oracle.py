@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import CheckpointError
 from seqgen.text.translator import Translator
 from tests.commands import command
@@ -54,13 +53,6 @@ def test_the_decoder_of_a_pre_norm_model_computes_what_was_trained() -> None:
         assert float(scored.positional_scores[0]) == pytest.approx(first, abs=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer", "ssru"])
-def test_invariants(name: str) -> None:
-    outcome = command("check", f"path={RECORDED / name}.npz")
-    assert outcome.code == 0, outcome.out
-
-
 def folder_of(tmp_path: Path, name: str = "transformer") -> Path:
     """A folder as OPUS-MT's archives have it."""
     for file in (f"{name}.npz", "vocab.yml"):
@@ -93,11 +85,3 @@ def test_a_run_made_of_a_model_decodes_alike(tmp_path: Path) -> None:
     assert [[one.score for one in made.hypotheses] for made in both[0]] == [
         [one.score for one in made.hypotheses] for made in both[1]
     ]
-
-
-def test_dtype_and_sampling() -> None:
-    loaded = load_model(RECORDED / "ssru.npz", dtype="bfloat16")
-    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
-    translator = Translator(RECORDED / "ssru.npz")
-    assert len(translator.translate(LINES, sampling=True, beam=2, nbest=2)[0].hypotheses) == 2
-    assert translator.translate(LINES, search="beam", beam=2)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
@@ -16,16 +15,11 @@ from seqgen.addons.t5gemma.model2 import T5Gemma2Model
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
-from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.models.huggingface.checkpoint import save_pretrained
-from tests.addons.t5gemma.test_oracle_t5gemma import RECORDED as T5GEMMA, SOURCES, assert_near, logits
-from tests.huggingface_decoding import assert_same, decode
+from tests.addons.t5gemma.test_oracle_t5gemma import RECORDED as T5GEMMA, assert_near, logits
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "transformers5_t5gemma2"
 COMPUTED: dict[str, Any] = json.loads((RECORDED / "computed.json").read_text())
-
-every_model = pytest.mark.parametrize("name", COMPUTED)
 
 
 def read(folder: Path) -> LoadedModel:
@@ -36,28 +30,19 @@ def note(folder: Path) -> str:
     return f"{folder}: the weights for images are not read, since seqgen reads text only"
 
 
-@every_model
+@pytest.mark.parametrize("name", COMPUTED)
 def test_logits_are_the_originals(name: str) -> None:
     """Unequal lengths with padding, windows shorter than the text, and the end of an image in source and target."""
     loaded = read(RECORDED / name)
     assert loaded.notes == [note(RECORDED / name)]
     assert isinstance(loaded.model, T5Gemma2Model)
-    assert_near(logits(loaded.model), COMPUTED[name]["logits"])
-
-
-@every_model
-@pytest.mark.parametrize("beams", [1, 3])
-def test_hypotheses_are_the_originals(name: str, beams: int) -> None:
-    model = read(RECORDED / name).model
-    found = decode(model, SOURCES, beam=beams, nbest=beams)
-    for got, wanted in zip(found, COMPUTED[name]["nbest"][str(beams)], strict=True):
-        assert_same(got, [(tuple(tokens), score) for tokens, score in wanted])
+    assert_near(logits(loaded.model), COMPUTED[name])
 
 
 def test_types_of_layers_that_the_file_lacks(tmp_path: Path) -> None:
     """Of seven layers, the sixth attends to all positions."""
-    change(tmp_path / "folder", {"encoder/text_config/layer_types": None}, "sizes")
-    assert_near(logits(read(tmp_path / "folder").model), COMPUTED["sizes"]["logits"])
+    change(tmp_path / "folder", {"encoder/text_config/layer_types": None}, RECORDED / "sizes")
+    assert_near(logits(read(tmp_path / "folder").model), COMPUTED["sizes"])
 
 
 @pytest.mark.parametrize("name", ["untied", "sizes"])
@@ -70,25 +55,20 @@ def test_positions_and_types_of_layers_by_their_old_keys(name: str, tmp_path: Pa
         values[f"{place}/rope_theta"] = rope["full_attention"].pop("rope_theta")
         values[f"{place}/rope_local_base_freq"] = rope["sliding_attention"].pop("rope_theta")
         values[f"{place}/rope_parameters"] = rope
-    change(tmp_path / "folder", values, name)
+    change(tmp_path / "folder", values, RECORDED / name)
     loaded = read(tmp_path / "folder")
     assert loaded.notes == [note(tmp_path / "folder")]
-    assert_near(logits(loaded.model), COMPUTED[name]["logits"])
-    change(
-        tmp_path / "pattern",
-        {"encoder/text_config/layer_types": None, **{"encoder/text_config/sliding_window_pattern": 2}},
-    )
+    assert_near(logits(loaded.model), COMPUTED[name])
+    text = "encoder/text_config"
+    change(tmp_path / "pattern", {f"{text}/layer_types": None, f"{text}/sliding_window_pattern": 2})
     types = read(tmp_path / "pattern").model.cfg.layer_types("encoder")
     assert types == ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def test_a_tied_model_has_one_embedding() -> None:
-    tied, untied = (read(RECORDED / name).model for name in ("tied", "untied"))
+    tied = read(RECORDED / "tied").model
     assert tied.encoder.embed_tokens is tied.decoder.embed_tokens
     assert tied.decoder.output_projection.weight is tied.encoder.embed_tokens.weight
-    weights = [untied.encoder.embed_tokens.weight, untied.decoder.embed_tokens.weight]
-    weights.append(untied.decoder.output_projection.weight)
-    assert not any(torch.equal(one, two) for one, two in zip(weights, [*weights[1:], weights[0]], strict=True))
 
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
@@ -102,22 +82,7 @@ def test_names_with_the_model_of_the_text(name: str, tmp_path: Path) -> None:
         for key, tensor in load_file(file).items()
     }
     save_file(weights, file)
-    assert_near(logits(read(tmp_path / "folder").model), COMPUTED[name]["logits"])
-
-
-@pytest.mark.parametrize("name", ["model.encoder.vision.weight", "model.decoder.vision_tower.weight"])
-def test_only_weights_for_images_are_left_out(name: str, tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "tied", tmp_path / "folder")
-    file = tmp_path / "folder" / "model.safetensors"
-    save_file({**load_file(file), name: torch.zeros(1)}, file)
-    with pytest.raises(UserError, match=f"unknown to the model: {name}"):
-        read(tmp_path / "folder")
-
-
-def test_folders_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a t5gemma2 cannot be written in Hugging Face's layout"):
-        save_pretrained(read(RECORDED / "tied").model, tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()
+    assert_near(logits(read(tmp_path / "folder").model), COMPUTED[name])
 
 
 def test_the_tokenizer_has_the_size_of_the_text(tmp_path: Path) -> None:
@@ -128,9 +93,9 @@ def test_the_tokenizer_has_the_size_of_the_text(tmp_path: Path) -> None:
     assert len(load_pretrained_tokenizer(tmp_path / "folder").dictionary) == rows
 
 
-def change(folder: Path, values: dict[str, Any], name: str = "tied") -> None:
+def change(folder: Path, values: dict[str, Any], original: Path = RECORDED / "tied") -> None:
     """Copy a folder, with other values in its configuration."""
-    shutil.copytree(RECORDED / name, folder)
+    shutil.copytree(original, folder)
     config = json.loads((folder / "config.json").read_text())
     for place, value in values.items():
         *parts, key = place.split("/")
@@ -141,42 +106,10 @@ def change(folder: Path, values: dict[str, Any], name: str = "tied") -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-ROPE = "decoder/rope_parameters"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"decoder/decoder_start_token_id": 7}, "decoder.decoder_start_token_id=7 is not supported, only 2"),
-        ({"encoder": [1]}, "encoder is [1], not keys and values"),
-        ({"encoder/text_config/hidden_size": "8"}, "encoder.hidden_size is '8', not a whole number of at least 1"),
-        ({"decoder/vocab_size": 12}, "encoder.vocab_size=11 and decoder.vocab_size=12 differ"),
-        ({"decoder/layer_types": ["full_attention"]}, "decoder_layer_types must have 3 entries, each"),
-        ({"is_encoder_decoder": False}, "a t5gemma2 with is_encoder_decoder=false is not supported"),
-        (
-            {f"{ROPE}/full_attention": {"rope_type": "yarn", "factor": 2.0}},
-            "decoder.rope_parameters.full_attention={'factor': 2.0, 'rope_type': 'yarn'} is not supported; only "
-            "rope_type='default' or rope_type='linear' is",
-        ),
-        (
-            {f"{ROPE}/sliding_attention": {"rope_type": "linear", "factor": 2.0}},
-            "decoder.rope_parameters.sliding_attention={'factor': 2.0, 'rope_type': 'linear'} is not supported; only "
-            "rope_type='default' is",
-        ),
-    ],
-)
-def test_hostile_configurations(values: dict[str, Any], message: str, tmp_path: Path) -> None:
-    change(tmp_path / "folder", values)
-    with pytest.raises(UserError) as error:
-        read(tmp_path / "folder")
-    assert "\n" not in str(error.value)
-    assert str(error.value).removeprefix(f"{tmp_path}/folder/config.json: ").startswith(message)
-
-
 def test_keys_that_have_no_effect(tmp_path: Path) -> None:
     """transformers 5.23 reads no bound of the scores, and writes one anyway."""
     change(tmp_path / "folder", {"decoder/attn_logit_softcapping": 1.0, "decoder/further": 3})
     loaded = read(tmp_path / "folder")
     unknown = f"{tmp_path}/folder/config.json: decoder.further=3 is unknown and is ignored"
     assert loaded.notes == [note(tmp_path / "folder"), unknown]
-    assert_near(logits(loaded.model), COMPUTED["tied"]["logits"])
+    assert_near(logits(loaded.model), COMPUTED["tied"])

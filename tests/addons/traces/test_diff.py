@@ -13,8 +13,8 @@ from seqgen.addons.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN,
 from seqgen.addons.traces.trace import StepTrace
 from seqgen.core.member import Member
 from seqgen.decoding.continuous_batching import RollingSession
+from tests.addons.traces.test_trace import step_of
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
-from tests.step_traces import step_of
 
 EXACT_SEARCH = Path(__file__).parents[3] / "examples" / "papers" / "exact_search"
 
@@ -65,10 +65,8 @@ def test_equal_decodes_and_all_optimizations(runs: Path) -> None:
 
 KEYS = [
     (["other.generation.length_penalty=2.0"], "generation.length_penalty", "score of the finished hypothesis"),
-    (["first.generation.beam=2", "generation.beam=3"], "generation.beam", "outcome"),
     (["other.generation.semantics=huggingface"], "generation.semantics", "token"),
     (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
-    (["generation.search=diverse_siblings", "first.search.rate=0.5", "other.search.rate=1.5"], "search.rate", ""),
 ]
 
 
@@ -79,27 +77,6 @@ def test_keys_are_named(runs: Path, arguments: list[str], named: str, what: str)
     outcome = diff(runs, *arguments)
     assert cause(outcome) == named
     assert what in place(outcome)[3]
-
-
-@pytest.mark.slow
-def test_the_place_is_that_of_the_shown_lists(runs: Path) -> None:
-    """Before the step the candidates are equal, which an independent decode with a maximum length shows."""
-    arguments = ("other.generation.no_repeat_ngram_size=2",)
-    line, step, _, _ = place(diff(runs, *arguments))
-    assert step > 1
-    lines = (runs / "text.en").read_text(encoding="utf-8").splitlines()
-    outputs = [
-        command(
-            "generate",
-            f"path={runs}/a",
-            "input=-",
-            f"generation.max_len_b={step - 1}",
-            *more,
-            stdin=f"{lines[line - 1]}\n".encode(),
-        ).out
-        for more in ((), ("generation.no_repeat_ngram_size=2",))
-    ]
-    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.slow
@@ -166,87 +143,35 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
     assert diff(runs, *lengths, "fast.continuous_batching=false").code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "path is missing: set path=RUN_FOLDER"),
-        (
-            ["path=x", "input=y", "other.path=z"],
-            "only keys of these groups can be set for one decode: generation, fast",
-        ),
-        (["path=x", "input=y", "other.generation.length_penlty=2"], "did you mean 'generation.length_penalty'"),
-        (["path=x", "input=y", "generation.input_split=sentences"], "cannot be compared step by step"),
-        (["path=x", "input=y", "generation.nbest=2"], "generation.nbest has no effect"),
-    ],
-)
-def test_misuse_is_one_sentence(arguments: list[str], words: str) -> None:
-    outcome = command("diff", *arguments)
-    assert outcome.code == 2
-    assert words in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-
-
-PLAIN = step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0])
+TOKENS, SCORES = [5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0]
+PLAIN = step_of(TOKENS, SCORES)
+TIED, SWAPPED = step_of([5, 6], [-1.0, -1.0]), step_of([6, 5], [-1.0, -1.0])
+AFTER_TIED, AFTER_SWAPPED = (step_of([7, 8, 9], [-2.0, -3.0, -4.0], beams) for beams in ([0, 1, 1], [1, 0, 0]))
+THREE = step_of([5, 6, 7], [-1.0, -1.5, -1.5])
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"),
+    ("one", "other", "expected"),
     [
-        (step_of([5, 6, 9, 7], [-1.0, -1.5, -2.1, -3.0]), None),
-        (step_of([5, 7, 8, 9], [-1.0, -1.5, -1.9, -3.0]), (1, TOKEN, False)),
-        (step_of([6, 5, 7, 8], [-1.5, -1.0, -2.0, -3.0]), (0, TOKEN, False)),
-        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], [0, 1, 0, 0]), (1, PARENT, False)),
-        (step_of([5, 6, 7, 8], [-1.0, -1.6, -2.0, -3.0]), (1, SCORE, False)),
-        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], beam=3), (2, OUTCOME, False)),
-        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], done=True), (0, DONE, False)),
-        (step_of([5], [-1.0]), (1, OUTCOME, False)),
+        ([PLAIN], [step_of([5, 6, 9, 7], [-1.0, -1.5, -2.1, -3.0])], None),
+        ([PLAIN], [step_of([5, 7, 8, 9], [-1.0, -1.5, -1.9, -3.0])], Difference(0, 1, TOKEN, 0.0)),
+        ([PLAIN], [step_of([6, 5, 7, 8], [-1.5, -1.0, -2.0, -3.0])], Difference(0, 0, TOKEN, 0.5)),
+        ([PLAIN], [step_of([5, 6, 7, 8], [-1.0, -1.75, -2.0, -3.0])], Difference(0, 1, SCORE, 0.25)),
+        ([PLAIN], [step_of(TOKENS, SCORES, beam=3)], Difference(0, 2, OUTCOME, 0.0)),
+        ([PLAIN], [step_of(TOKENS, SCORES, done=True)], Difference(0, 0, DONE, 0.0)),
+        ([PLAIN], [step_of([5], [-1.0])], Difference(0, 1, OUTCOME, float("inf"))),
+        ([PLAIN, PLAIN], [PLAIN, step_of(TOKENS, SCORES, [0, 1, 0, 0])], Difference(1, 1, PARENT, 0.0)),
+        ([PLAIN], [PLAIN, PLAIN], Difference(1, 0, DONE, float("inf"))),
+        # beams that tie may change places
+        ([TIED, AFTER_TIED], [SWAPPED, AFTER_SWAPPED], None),
+        ([TIED, AFTER_TIED], [SWAPPED, AFTER_TIED], Difference(1, 0, PARENT, 0.0)),
+        # ties at the end of the beam
+        ([THREE], [step_of([5, 7, 6], [-1.0, -1.5, -1.5])], Difference(0, 1, OUTCOME, 0.0, tie=True)),
+        ([step_of([5, 6], [-1.0, -1.5])], [step_of([5, 7], [-1.0, -1.5])], Difference(0, 1, TOKEN, 0.0, tie=True)),
+        # no tie: only one of the decodes can tell that the candidate is worse
+        ([step_of([5, 6, 7], [-1.0, -1.5, -3.0])], [step_of([5, 7], [-1.0, -1.5])], Difference(0, 1, TOKEN, 0.0)),
     ],
 )
-def test_steps_are_compared(other: StepTrace, expected: tuple[int, str, bool] | None) -> None:
-    for pair in ((PLAIN, other), (other, PLAIN)):
-        found = first_difference(LineTrace([PLAIN, pair[0]], []), LineTrace([PLAIN, pair[1]], []), 1e-3)
-        if expected is None:
-            assert found is None
-        else:
-            assert found is not None
-            assert (found.step, found.rank, found.what, found.tie) == (1, *expected)
-
-
-def test_beams_that_tie_may_change_places() -> None:
-    one = [step_of([5, 6], [-1.0, -1.0]), step_of([7, 8, 9], [-2.0, -3.0, -4.0], [0, 1, 1])]
-    other = [step_of([6, 5], [-1.0, -1.0]), step_of([7, 8, 9], [-2.0, -3.0, -4.0], [1, 0, 0])]
-    assert first_difference(LineTrace(one, []), LineTrace(other, []), 1e-3) is None
-    unmoved = LineTrace([other[0], one[1]], [])
-    assert first_difference(LineTrace(one, []), unmoved, 1e-3) == Difference(1, 0, PARENT, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "what"),
-    [
-        (step_of([5, 6, 7], [-1.0, -1.5, -1.5]), step_of([5, 7, 6], [-1.0, -1.5, -1.5]), OUTCOME),
-        (step_of([5, 6], [-1.0, -1.5]), step_of([5, 7], [-1.0, -1.5]), TOKEN),
-    ],
-)
-def test_ties_at_the_end_of_the_beam(one: StepTrace, other: StepTrace, what: str) -> None:
-    found = first_difference(LineTrace([one], []), LineTrace([other], []), 1e-3)
-    assert found == Difference(0, 1, what, 0.0, tie=True)
-
-
-def test_no_tie_if_one_decode_knows_that_the_candidate_is_worse() -> None:
-    """The second decode cannot tell what comes after its last candidate, but the first one can."""
-    one, other = step_of([5, 6, 7], [-1.0, -1.5, -3.0]), step_of([5, 7], [-1.0, -1.5])
+def test_steps_are_compared(one: list[StepTrace], other: list[StepTrace], expected: Difference | None) -> None:
     for pair in ((one, other), (other, one)):
-        found = first_difference(LineTrace([pair[0]], []), LineTrace([pair[1]], []), 1e-3)
-        assert found == Difference(0, 1, TOKEN, 0.0, tie=False)
-
-
-def test_a_missing_step_is_a_difference() -> None:
-    found = first_difference(LineTrace([PLAIN], []), LineTrace([PLAIN, PLAIN], []), 1e-3)
-    assert found == Difference(1, 0, DONE, float("inf"))
-
-
-def test_histories_follow_the_beams() -> None:
-    steps = [step_of([5, 6], [-1.0, -1.5]), step_of([7, 8], [-2.0, -2.5], [1, 0])]
-    trace = LineTrace(steps, [])
-    assert [trace.tokens(1, rank) for rank in (0, 1)] == [[6, 7], [5, 8]]
-    assert trace.tokens(0, 0) == [5]
+        assert first_difference(LineTrace(pair[0], []), LineTrace(pair[1], []), 1e-3) == expected

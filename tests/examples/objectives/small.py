@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.task import Task
-from tests.commands import command
 from tests.scripted_model import dictionary as tiny_dictionary
-
-FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "objectives"
 
 WORDS = tiny_dictionary()
 TASK = Task(None, WhitespaceTokenizer(WORDS), WhitespaceTokenizer(WORDS))
@@ -77,10 +73,3 @@ def same_gradients(model: EncoderDecoderModel, got: Tensor, wanted: Tensor) -> N
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def checked(file: str, *keys: str) -> str:
-    """``seqgen-check`` of a criterion: all invariants hold; returns the output."""
-    outcome = command("check", f"common.user_dir={FOLDER / file}.py", *keys, "common.threads=1")
-    assert outcome.code == 0, outcome.out + outcome.err
-    return outcome.out

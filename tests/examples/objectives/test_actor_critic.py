@@ -13,14 +13,12 @@ from torch import Tensor
 
 from examples.objectives.actor_critic import ActorCritic, ActorCriticConfig
 from seqgen.checkpoints.run_checkpoints import read_weights
-from seqgen.core.errors import CheckpointError, ConfigError
+from seqgen.core.errors import CheckpointError
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup
 from tests.examples.objectives import tiny
-from tests.examples.objectives.small import checked
 from tests.parallel_training import train_in, train_together
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
-from tests.training.test_trainer import trainer
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
 __all__ = ["lab"]
@@ -95,15 +93,6 @@ def test_the_loss_is_the_formula_in_each_step(keys: dict[str, Any]) -> None:
     assert len({error for _, error in outcomes}) == 3
 
 
-def test_the_critic_needs_features() -> None:
-    model = tiny.model()
-    with (
-        mock.patch("seqgen.training.criteria.has_default_forward", return_value=False),
-        pytest.raises(ConfigError, match="needs the features of the decoder, and TransformerModel"),
-    ):
-        made(model)
-
-
 def test_training_resumes_bit_by_bit_and_learns(lab: Lab) -> None:
     """Also the critic and its optimizer state, which are no part of the decoded model."""
     whole = lab.train("whole", *RUN, "optimization.max_update=4")
@@ -123,34 +112,18 @@ def test_training_resumes_bit_by_bit_and_learns(lab: Lab) -> None:
 
 
 def test_each_batch_is_decoded_once_in_an_update(lab: Lab) -> None:
-    own = trainer(lab, ProcessGroup(), *RUN)
-    data = own.task.dataset("train")
-    examples = [data.example(i, epoch=1, seed=1) for i in range(4)]
+    own = lab.trainer(*RUN)
+    examples = [own.task.dataset("train").example(i, epoch=1, seed=1) for i in range(4)]
     batches = [own.task.collate(part, own.model) for part in (examples[:2], examples[2:])]
     with mock.patch.object(own.criterion, "decode", wraps=own.criterion.decode) as decode:
         for count in (2, 4):
             assert not own.train_update(batches, 1).skipped
             assert decode.call_count == count
-        with own.evaluation() as model:
-            assert not own.criterion.module.training
-            for count in (5, 6):
-                own.criterion(model, batches[0])
-                assert decode.call_count == count
-    assert own.criterion.module.training
-
-
-def test_the_critic_is_clipped_and_measured_with_the_model(lab: Lab) -> None:
-    own = trainer(lab, ProcessGroup(), *RUN)
-    assert list(own.named_params)[-2:] == ["criterion.weight", "criterion.bias"]
-    for parameter in own.params:
-        parameter.grad = torch.zeros_like(parameter)
-    own.params[-1].grad = torch.full_like(own.params[-1], 3.0)
-    assert float(own._normalize_gradients(1.0)) == 3.0
 
 
 @pytest.mark.parametrize("damage", ["missing", "shape"])
 def test_weights_of_another_critic_are_refused(lab: Lab, damage: str) -> None:
-    own = trainer(lab, ProcessGroup(), *RUN)
+    own = lab.trainer(*RUN)
     state = own.state_dict()
     others = {"missing": {}, "shape": {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}}
     with pytest.raises(CheckpointError, match=r"here/last, parameters of the criterion: .*(missing|shape): .*weight"):
@@ -170,8 +143,3 @@ def test_two_ranks_are_one(lab: Lab) -> None:
     train_together(lab.root, 2, jobs, "fork")
     for name, _, _ in jobs:
         compare(lab.root / "one", lab.root / name, TOLERANCE[name])
-
-
-@pytest.mark.slow
-def test_invariants() -> None:
-    assert "10 of 10" in checked("actor_critic", "criterion=actor_critic", "criterion.decode.max_len=6")

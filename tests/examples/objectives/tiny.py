@@ -102,10 +102,6 @@ def giving(rows: Sequence[Sequence[Sequence[int]]], longest: int = 3) -> Callabl
     return lambda *_, **__: [[hypothesis(tokens, longest) for tokens in row] for row in rows]
 
 
-def replace_decode(criterion: Any, by: Callable[..., list[list[Hypothesis]]]) -> None:
-    criterion.decode = by
-
-
 def gradient(of: Any, loss: Tensor) -> Gradient:
     """The gradient of a loss, by parameter."""
     named = dict(of.named_parameters())
@@ -119,10 +115,6 @@ def gradient(of: Any, loss: Tensor) -> Gradient:
 def assert_equal(got: Gradient, wanted: Gradient, tolerance: float = 1e-8) -> None:
     for name, value in wanted.items():
         torch.testing.assert_close(got[name], value, rtol=0, atol=tolerance)
-
-
-def assert_zero(found: Gradient, tolerance: float = 0.0) -> None:
-    assert all(float(value.abs().max()) <= tolerance for value in found.values())
 
 
 def tokens_of(found: Sequence[Sequence[Hypothesis]]) -> list[list[list[int]]]:

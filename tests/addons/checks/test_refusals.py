@@ -1,0 +1,30 @@
+"""What a user is told of checks that cannot be made."""
+
+from __future__ import annotations
+
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declares the built-in tasks
+from tests.refusals import refusals
+
+test_components = refusals(
+    ("check serach=beam", "there is no check 'serach=beam' (did you mean 'search'?); give"),
+    ("check search=beem", "did you mean 'beam'?"),
+    ("check search=beam processor=checked_top_k", "search and processor are two components; check them one at a time"),
+    ("check search=beam path=runs/a", "runs/a: there is no such file or folder"),
+    ("check search=beam generation.beam=3", "generation.beam: the check sets this key itself"),
+    ("check search=beam processor.variety.weight=2", "generation.processors does not name its logits processor"),
+    ("check search=beam common.device=cuda", "the checks run on the CPU"),
+    ("check task=translation", "task.source_lang is missing"),
+    ("check task=decoding", "task=decoding is for decoding and has no data to check"),
+)
+
+test_models = refusals(
+    ("check +model=fconv_tiny", "did you mean 'model'?"),
+    ("check model=fconv_tiny path=runs/a", "set either model=NAME"),
+    ("check path=missing", "missing"),
+    ("check model=fconv_tiny model.dropuot=0", "did you mean 'model.dropout'?"),
+    ("check model=fconv_tiny reading.dictionary=dict.txt", "reading.KEY applies only to path"),
+    ("check model=fconv_tiny model.max_target_positions=12", "the checks need 40"),
+    ("check model=fconv_tiny 'model.decoder_attention=[False] * 3'", "at least one decoder layer"),
+    ("check model=fconv_tiny cache=GrowingCache", "the decoder has no attention"),
+)

@@ -1,0 +1,3 @@
+"""Trained runs."""
+
+from tests.cli.conftest import data, runs  # noqa: F401  # fixtures

@@ -1,1 +1,0 @@
-"""``make soak``: jobs whose processes are killed again and again."""

@@ -1,0 +1,142 @@
+"""Components of the user's own (examples/extending): keys of a run, of a command and of calls, one over the other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.extending import search_strategy, stateful_processor, stopping_rule  # noqa: F401  # registered
+from examples.extending.search_strategy import ThresholdSearch
+from examples.extending.stopping_rule import LoopRule
+from seqgen.core.beam_search import BeamSearch
+from seqgen.decoding.search.constrained import ConstrainedSearch
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from tests.commands import Outcome, command
+from tests.text_models import TEXTS, text_model
+from tests.training_runs import TINY
+
+EXTENDING = Path(__file__).parent.parent.parent / "examples" / "extending"
+NAMES = ("search_strategy", "stateful_processor", "stopping_rule", "combination", "observer")
+FILES = f"common.user_dir=[{','.join(f'{EXTENDING}/{name}.py' for name in NAMES)}]"
+LINES = ["12", "7", "305", "41", "18"]
+LIMITS = ("generation.max_len_b=8", "common.device=cpu", "common.threads=1")
+OWN = {"search.delta": 1.5, "processor.frequency_penalty.penalty": 0.5}
+VALUES = tuple(f"{key}={value}" for key, value in OWN.items())
+NAMED = ("generation.search=threshold", "generation.processors=[frequency_penalty]")
+PLAIN = ("generation.search=beam", "generation.processors=[]")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose validation decodes with the user's own search strategy and processor."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    (folder.parent / "input").write_text("".join(f"{line}\n" for line in LINES))
+    for last in (3, 6):  # it is resumed
+        keys = (*TINY, f"optimization.max_update={last}", *LIMITS, *NAMED, *VALUES, "dataset.validate_decode=3")
+        outcome = command("train", f"run_dir={folder}", FILES, *keys)
+        assert outcome.code == 0, outcome.err
+    return folder
+
+
+def decode(run: Path, *keys: str) -> Outcome:
+    base = (f"path={run}", f"input={run.parent / 'input'}", "generation.nbest=3", "format=json")
+    outcome = command("generate", FILES, *base, *LIMITS, *keys)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def rows(outcome: Outcome) -> list[list[Any]]:
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    return [[(item["tokens"], pytest.approx(item["score"], abs=1e-5)) for item in line["hypotheses"]] for line in lines]
+
+
+def shown(found: list[Translation]) -> list[list[Any]]:
+    return [[(item.tokens.tolist(), pytest.approx(item.score, abs=1e-5)) for item in t.hypotheses] for t in found]
+
+
+def in_python(run: Path, **settings: Any) -> list[list[Any]]:
+    base = {"search": "beam", "processors": [], "nbest": 3, "max_len_b": 8}
+    return shown(Translator(run).translate(LINES, **{**base, **settings}))
+
+
+def test_keys_of_a_run_are_used_where_its_component_is(run: Path) -> None:
+    assert yaml.safe_load((run / "config.yaml").read_text())["generation"]["components"] == OWN
+    named = rows(decode(run, *NAMED, *VALUES))
+    assert rows(decode(run)) == rows(decode(run, *NAMED)) == named
+    penalty = {"processors": ["frequency_penalty"], "processor.frequency_penalty.penalty": 0.5}
+    assert rows(decode(run, "search.delta=0.0")) == in_python(run, search=ThresholdSearch(0.0), **penalty) != named
+    assert rows(decode(run, *PLAIN)) == in_python(run) != named  # no key of the run's own is left over for beam search
+    assert rows(decode(run, "generation.search=threshold_tight")) == in_python(run, search="threshold_tight", **penalty)
+    assert in_python(run, search="threshold_tight") == in_python(run, search=ThresholdSearch(0.5))
+
+
+def test_keys_of_components_that_the_run_names_are_given_alone(run: Path) -> None:
+    keys = ("search.delta=0.0", "processor.frequency_penalty.penalty=2.0")
+    outcome = decode(run, *keys)
+    named = rows(decode(run, *NAMED, *keys))
+    assert rows(outcome) == named != rows(decode(run))
+    values = {"nbest": 3, "max_len_b": 8, "search.delta": 0.0, "processor.frequency_penalty.penalty": 2.0}
+    assert shown(Translator(run, **values).translate(LINES)) == named
+    assert shown(Translator(run).translate(LINES, **values)) == named
+
+
+DIVERSE = {"search": "diverse_beam", "components": {"search.groups": 2}}
+
+
+def test_a_search_of_the_user_replaces_the_one_that_the_models_keys_imply() -> None:
+    """The models' own values of its keys are left out."""
+    for search in (ConstrainedSearch(ordered=True), BeamSearch()):
+        (having,) = Translator(text_model()).translate(["w1 w5\tw3"], search=search, constraints="ordered", max_len_b=6)
+        assert "w3" in having.text.split()
+    limits = {"beam": 4, "nbest": 4, "max_len_b": 6}
+    plain = shown(Translator(text_model(), **limits).translate(TEXTS))
+    for own in (DIVERSE, {"sampling": True, "top_k": 2, "seed": 3}):
+        translator = Translator(replace(text_model(), generation=own), **limits)
+        assert shown(translator.translate(TEXTS)) != plain
+        assert translator.prepare(search=BeamSearch()).notes == []
+        assert shown(translator.translate(TEXTS, search=BeamSearch())) == plain
+    assert (
+        shown(Translator(replace(text_model(), generation=DIVERSE), **limits).translate(TEXTS, search="beam")) == plain
+    )
+
+
+def test_settings_of_the_constructor_and_of_a_call() -> None:
+    """Keys of components are put over each other one by one, and go with a component that is replaced."""
+    limits = {"beam": 3, "nbest": 3, "max_len_b": 6}
+    delta, penalty = {"search.delta": 0.25}, {"processor.frequency_penalty.penalty": 2.0}
+    first = {"search": "threshold", "processors": ["frequency_penalty"], **delta, **penalty}
+
+    def with_first(**settings: Any) -> list[list[Any]]:
+        return shown(Translator(text_model(), **limits, **first).translate(TEXTS, **settings))
+
+    def alone(**settings: Any) -> list[list[Any]]:
+        return shown(Translator(text_model(), **limits).translate(TEXTS, **settings))
+
+    assert with_first() == alone(**first)
+    assert with_first(**{"search.delta": 9.0}) == alone(**{**first, "search.delta": 9.0}) != with_first()
+    assert with_first(search="beam") == alone(processors=["frequency_penalty"], **penalty)
+    assert with_first(processors=[]) == alone(search="threshold", **delta)
+
+
+def test_other_objects_of_a_kind_make_another_generator() -> None:
+    translator = Translator(text_model(), beam=1, max_len_b=20, unkpen=99.0)
+    found = [translator.translate(TEXTS, stopping_rules=[LoopRule(1, times)]) for times in (2, 3, 4)]
+    assert len({str(shown(lines)) for lines in found}) == 3
+
+
+def test_help_lists_the_components_and_their_keys() -> None:
+    said = command("train", "--help", "generation", "search", "processor", "observer", FILES).out
+    for line in (
+        "generation.search=threshold (presets: threshold_tight)",
+        "Keys with generation.search=threshold",
+        "search.delta=2.5                  candidates whose score is",
+        "processor.frequency_penalty.penalty=0.3",
+        "observer.outcomes.file=outcomes.jsonl",
+    ):
+        assert f"\n  {line}" in said or f"\n{line}" in said, line

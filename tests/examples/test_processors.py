@@ -1,0 +1,132 @@
+"""DoLa and the watermark (examples/papers) against their formulas, computed with lists of numbers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import examples.papers.dola  # noqa: F401  # registers the processor
+from examples.papers.watermark import GreenLists, Watermark, detect
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.text.translator import Translator
+from tests.generators import make_generator
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, text_model
+
+pytestmark = pytest.mark.slow
+
+WORDS = dictionary(12)
+EOS = 2
+GAMMA, DELTA, KEY = 0.3, 1.7, 77
+SOURCES = [(4, 5, 2), (6, 2), (9, 8, 7, 2)]
+LONGEST = 6
+
+
+def ending_at(model: EncoderDecoderModel, layer: int) -> EncoderDecoderModel:
+    """The model whose decoder has its first layers only."""
+    shorter = copy.deepcopy(model)
+    del shorter.decoder.layers[layer:]
+    return shorter
+
+
+def contrast(distributions: dict[int, Tensor], last: int, alpha: float) -> Tensor:
+    """The formula in plain loops over positions and tokens; ``(T, V)`` probabilities of each layer.
+
+    Padding, and end-of-sentence at the first position, are forbidden before.
+    """
+    distributions[last][:, 1] = 0
+    distributions[last][0, 2] = 0
+    distributions[last] /= distributions[last].sum(-1, keepdim=True)
+    result = torch.full_like(distributions[last], -math.inf)
+    for position, q in enumerate(distributions[last].tolist()):
+        divergence = {}
+        for layer in distributions.keys() - {last}:
+            p = distributions[layer][position].tolist()
+            middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+            divergence[layer] = sum(
+                a * math.log(a / m) / 2 + (b * math.log(b / m) / 2 if b else 0)
+                for a, b, m in zip(p, q, middle, strict=True)
+            )
+        early = distributions[max(divergence, key=lambda layer: divergence[layer])][position].tolist()
+        for token, probability in enumerate(q):
+            if probability >= alpha * max(q):
+                result[position, token] = math.log(probability / early[token])
+    return result.log_softmax(-1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "transformer_lm_tiny"])
+def test_dola_is_the_formula(name: str) -> None:
+    depth = {"num_decoder_layers" if name == "t5_tiny" else "decoder_layers": 4}
+    loaded = text_model(name, sharpness=1.2, **depth)
+    model: Any = loaded.model
+    layers = len(model.decoder.layers)
+    keys = {"processor.dola.layers": list(range(1, layers)), "processor.dola.alpha": 0.3}
+    translator = Translator(loaded, processors=["dola"], beam=3, max_len_b=LONGEST, **keys)
+    for text, line in zip(TEXTS, translator.translate(TEXTS), strict=True):
+        best = line.hypotheses[0]
+        source = loaded.task.encode_source(text).unsqueeze(0)
+        prefix = torch.cat([torch.tensor([model.start_token(2)]), best.tokens[:-1]]).unsqueeze(0)
+        found = {}
+        for layer in range(1, layers + 1):
+            with torch.no_grad():
+                out = ending_at(model, layer)(source, torch.tensor([source.size(1)]), prefix)
+            found[layer] = out.logits[0].softmax(-1)
+        expected = contrast(found, layers, 0.3).gather(1, best.tokens.unsqueeze(1)).squeeze(1)
+        forced = len(best.tokens) > LONGEST  # end-of-sentence at the longest length has probability 1
+        count = len(best.tokens) - forced
+        assert best.positional_scores[:count].tolist() == pytest.approx(expected[:count].tolist(), abs=1e-4)
+
+
+def green_after(previous: int) -> list[int]:
+    order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(KEY * previous)).tolist()
+    return order[: int(GAMMA * len(WORDS))]
+
+
+def allowed(rule: Rule) -> Rule:
+    """The model generates neither padding nor the empty output, which would be forbidden before the watermark."""
+
+    def other(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        logits = rule(source, history)
+        logits[[1] if history else [1, EOS]] = -torch.inf
+        return logits
+
+    return other
+
+
+@pytest.mark.parametrize("search", [{"beam_size": 1}, {"beam_size": 4}])
+@pytest.mark.parametrize("models", [1, 2])
+def test_watermark_is_the_formula(search: dict[str, Any], models: int) -> None:
+    rules = [allowed(random_rule(len(WORDS), seed)) for seed in range(models)]
+    processor = Watermark(GreenLists(len(WORDS), GAMMA, KEY), DELTA)
+    members = [ScriptedModel(rule) for rule in rules]
+    generator = make_generator(members, WORDS, processors=[processor], max_len_b=9, **search)
+    for source, hypotheses in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
+        assert len(hypotheses) == search["beam_size"]
+        for hypothesis in hypotheses:
+            tokens = hypothesis.tokens.tolist()
+            for step, token in enumerate(tokens[:9]):  # the last token can be forced
+                history = tuple(tokens[:step])
+                logits = (sum(rule(source, history).softmax(0) for rule in rules) / models).log().tolist()
+                green = green_after(history[-1] if history else EOS)
+                weights = [math.exp(logit + DELTA * (word in green)) for word, logit in enumerate(logits)]
+                wanted = math.log(weights[token] / sum(weights))
+                assert float(hypothesis.positional_scores[step]) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_detection_of_a_watermark() -> None:
+    tokens = [EOS, 5, 6, 5, 6, 9, 4, 4, 11]
+    pairs = list(pairwise(tokens))
+    found = sum(token in green_after(previous) for previous, token in pairs)
+    z = (found - GAMMA * 8) / math.sqrt(8 * GAMMA * (1 - GAMMA))
+    p = 1 - statistics.NormalDist().cdf(z)
+    wanted = {"tokens": 8, "green": found, "z": pytest.approx(z), "p": pytest.approx(p)}
+    assert detect(pairs, GreenLists(len(WORDS), GAMMA, KEY)) == wanted
+    assert detect([], GreenLists(len(WORDS), GAMMA, KEY))["p"] == 0.5

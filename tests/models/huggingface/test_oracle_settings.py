@@ -1,0 +1,381 @@
+"""Any ``generation_config.json`` gives the outputs of transformers: tokens and scores of every hypothesis.
+
+Settings by hand are decoded with every architecture, and so are random ones, which may also give a refusal or a note.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.checkpoints.loading import load_model
+from seqgen.config import GenerationConfig
+from seqgen.core.errors import UserError
+from seqgen.models.huggingface.generation import write_generation
+from seqgen.text.translator import Translator
+from tests.covering import covering
+from tests.huggingface_decoding import Pair, assert_same, pairs
+from tests.huggingface_families import VARIANTS, lively_model, write_folder
+from tests.models.huggingface.test_configs import FLAG, Draw, one_of, outcomes, refused
+
+transformers = pytest.importorskip("transformers")
+
+IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+SOURCES = ("w8 w9 w7 w6", "w7", "w9 w6 w10 w6 w11 w8 w12")
+
+
+def write(folder: Path, original: Any, values: Mapping[str, Any]) -> Path:
+    """Save the original with some decoding settings, and no others."""
+    original.generation_config = transformers.GenerationConfig()
+    write_folder(folder, original)
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def decoded(original: Any, folder: Path, values: Mapping[str, Any], source: str) -> list[Pair]:
+    """What transformers generates with some settings: tokens up to the first that ends an output, and scores."""
+    (folder / "settings.json").write_text(json.dumps(values))
+    settings = transformers.GenerationConfig.from_pretrained(folder, "settings.json")
+    ids = [int(word[1:]) for word in source.split()]
+    decoder_only = not original.config.is_encoder_decoder
+    tokens = torch.tensor([ids if decoder_only else [*ids, original.config.eos_token_id]])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    options = {"tokenizer": tokenizer} if settings.stop_strings else {}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    out = original.generate(tokens, settings, attention_mask=torch.ones_like(tokens), **options)
+    ends = values["eos_token_id"] if isinstance(values["eos_token_id"], list) else [values["eos_token_id"]]
+    rows = [row[tokens.size(1) if decoder_only else 1 :] for row in out.sequences.tolist()]
+    rows = [row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))] for row in rows]
+    scores = getattr(out, "sequences_scores", None)
+    if scores is None:
+        steps = original.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+        scores = torch.stack([own[: len(row)].mean() for own, row in zip(steps, rows, strict=True)])
+    found = zip(map(tuple, rows), scores.tolist(), strict=True)
+    return [pair for pair in found if not pair[1] < -1e6]  # ranks without a hypothesis
+
+
+# --- settings by hand
+
+GROUPS = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"num_beams": 4},
+    {"num_beams": 3, "early_stopping": True},
+    {"num_beams": 2, "early_stopping": "never"},
+    {"num_beams": 2, "length_penalty": 0.0},
+    {"num_beams": 5, "length_penalty": 2.0, "early_stopping": "never"},
+    {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "no_repeat_ngram_size": 3},
+    {"num_beams": 5, "length_penalty": -1.0},
+    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never"},
+    {"min_new_tokens": 5},
+    {"num_beams": 3, "min_new_tokens": 9, "max_new_tokens": 11},
+    {"num_beams": 3, "min_length": 11, "max_new_tokens": 12},
+    {"min_length": 9, "max_new_tokens": 12},
+    {"num_beams": 2, "max_new_tokens": 1},
+    {"num_beams": 3, "max_length": 9, "early_stopping": "never", "max_new_tokens": None},
+    {"max_length": 9, "max_new_tokens": None},
+    {"min_new_tokens": 30, "max_new_tokens": 6},
+    {"min_length": 9, "min_new_tokens": 3},
+    {"num_beams": 3, "eos_token_id": [None, 7], "min_new_tokens": 2},
+    {"num_beams": 3, "eos_token_id": [None, 6, 10, 9], "early_stopping": True},
+    {"repetition_penalty": 1.7},
+    {"num_beams": 3, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 1},
+    {"encoder_no_repeat_ngram_size": 2},
+    {"encoder_repetition_penalty": 1.5},
+    {"forced_bos_token_id": 6, "bad_words_ids": [[6]]},
+    {"num_beams": 3, "forced_bos_token_id": 11, "min_length": 4, "renormalize_logits": True},
+    {"num_beams": 3, "forced_eos_token_id": 8, "max_new_tokens": 4},
+    {"suppress_tokens": [8, 10], "begin_suppress_tokens": [6, 7]},
+    {"num_beams": 3, "bad_words_ids": [[7], [9, 6]], "sequence_bias": [[[6], 1.5], [[10, 6], -2.0], [[8, 9], 3.0]]},
+    {"exponential_decay_length_penalty": [2, 1.3]},
+    {"num_beams": 3, "remove_invalid_values": True, "repetition_penalty": 1.6},
+    {"penalty_alpha": 0.6, "top_k": 4},
+    {"penalty_alpha": 0.9, "top_k": 5},
+    *(
+        {**GROUPS, **further}
+        for further in (
+            {},
+            {"early_stopping": True, "min_new_tokens": 4},
+            {"early_stopping": "never", "length_penalty": 2.0, "num_beams": 6, "num_beam_groups": 3},
+            {"length_penalty": -1.0, "early_stopping": "never", "diversity_penalty": 1.5},
+            {"max_new_tokens": 3, "num_beams": 3, "num_beam_groups": 3, "diversity_penalty": 0.2},
+            # these change what the penalty has left of a score
+            {"forced_bos_token_id": 6, "renormalize_logits": True, "suppress_tokens": [9]},
+            {"forced_eos_token_id": 8, "max_new_tokens": 4},
+            {"repetition_penalty": 0.6, "renormalize_logits": True},
+            {"exponential_decay_length_penalty": [1, 1.5], "no_repeat_ngram_size": 2},
+            {"sequence_bias": [[[6], 1.5], [[10, 6], -2.0]], "repetition_penalty": 1.4, "bad_words_ids": [[7], [9, 6]]},
+            {"encoder_no_repeat_ngram_size": 2, "min_new_tokens": 3, "remove_invalid_values": True},
+        )
+    ),
+]
+
+
+@functools.cache
+def lively(variant: str, seed: int) -> Any:
+    return lively_model(variant, seed)
+
+
+def with_ids(config: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting with the special ids of a model, whose decoder has no padding among its inputs.
+
+    ``None`` among the ends is end-of-sentence.
+    """
+    eos = config.eos_token_id
+    pad = eos if config.pad_token_id is None else config.pad_token_id
+    values = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": config.decoder_start_token_id}
+    values |= {"max_new_tokens": 12, "num_return_sequences": setting.get("num_beams", 1), **setting}
+    values["bad_words_ids"] = [*setting.get("bad_words_ids", []), [eos], *([[pad]] if pad != eos else [])]
+    if "eos_token_id" in setting:
+        values["eos_token_id"] = [eos, *setting["eos_token_id"][1:]]
+    if not config.is_encoder_decoder:
+        values["forced_bos_token_id"] = None  # transformers forces it after a prompt of one token only
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def check_setting(number: int, variant: str, folder: Path) -> list[list[Pair]]:
+    """Compare a setting with the original, which decodes each source alone; and what is written of it is the same."""
+    original = lively(variant, 1 + number % 2)
+    values = with_ids(original.config, SETTINGS[number])
+    loaded = load_model(write(folder, original, values))
+    found = [pairs(translation.hypotheses) for translation in Translator(loaded).translate(SOURCES)]
+    for mine, source in zip(found, SOURCES, strict=True):
+        assert_same(mine, decoded(original, folder, values, source))
+    if not original.config.is_encoder_decoder:  # which is not written
+        return found
+    written = write_generation(GenerationConfig(**loaded.generation), loaded.task.target_tokenizer)
+    write(folder, original, {name: values[name] for name in IDS if name in values} | written)
+    assert load_model(folder).generation == loaded.generation
+    return found
+
+
+@pytest.mark.parametrize(("number", "variant"), covering(range(len(SETTINGS)), VARIANTS))
+def test_settings_are_the_originals(number: int, variant: str, tmp_path: Path) -> None:
+    check_setting(number, variant, tmp_path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["t5_v1_1", "umt5", "mbart", "marian_separate", "m2m_100_odd", "gpt2"])
+def test_all_settings_are_the_originals(variant: str, tmp_path: Path) -> None:
+    """And most settings change an output, so that the same ones are not compared again and again."""
+    found = [check_setting(number, variant, tmp_path / str(number)) for number in range(len(SETTINGS))]
+    assert len({str(one) for one in found}) > 0.8 * len(SETTINGS)
+    lengths = {len(tokens) for all_ in found for hypotheses in all_ for tokens, _ in hypotheses}
+    assert len(lengths) > 4, "some end early, and some do not"
+
+
+# --- random settings
+
+WORDS, PAD, EOS = 13, 0, 1
+"""Tokens of the vocabulary, and its special ids; 3 is the unknown word, the others are words."""
+
+MOST_OFTEN: Mapping[str, Draw] = {
+    "num_beams": one_of(1, 2, 4),
+    "num_return_sequences": one_of(1, 2),
+    "max_length": one_of(3, 6, 12, 20, 21),
+    "eos_token_id": one_of(EOS, EOS, [EOS, 7], [9, EOS], 6, None),
+}
+"""Fields that at least half of all cases have."""
+
+_SEARCH: dict[str, Draw] = {
+    "max_new_tokens": one_of(None, 1, 5, 9),
+    "min_length": one_of(0, 1, 4, 9),
+    "min_new_tokens": one_of(None, 0, 2, 6),
+    "early_stopping": one_of(True, False, "never"),
+    "max_time": one_of(None, 1000.0),
+    "stop_strings": one_of(None, "w7", ["w5 w6", "w9"]),
+    "do_sample": one_of(False, False, True),
+    "top_k": one_of(1, 50, 4),
+    "num_beam_groups": one_of(1, 2),
+    "diversity_penalty": one_of(0.0, 0.7),
+    "penalty_alpha": one_of(None, 0.6),
+    "dola_layers": one_of(None, "low"),
+    "length_penalty": one_of(1.0, 0.0, 2.0, -1.0),
+    "prompt_lookup_num_tokens": one_of(None, 2),
+    "max_matching_ngram_size": one_of(None, 2),
+    "low_memory": one_of(None, True),
+}
+_SCORES: dict[str, Draw] = {
+    "temperature": one_of(1.0, 0.5),
+    "top_p": one_of(1.0, 0.8),
+    "min_p": one_of(None, 0.1),
+    "typical_p": one_of(1.0, 0.9),
+    "epsilon_cutoff": one_of(0.0, 0.05),
+    "eta_cutoff": one_of(0.0, 0.05),
+    "repetition_penalty": one_of(1.0, 1.6, 0.8),
+    "encoder_repetition_penalty": one_of(1.0, 1.7),
+    "no_repeat_ngram_size": one_of(0, 1, 2),
+    "encoder_no_repeat_ngram_size": one_of(0, 2),
+    "bad_words_ids": one_of(None, [[5]], [[5, 6], [8]], [[PAD], [EOS]], [[4, PAD]], [[PAD, 5], [PAD, 6]]),
+    "force_words_ids": one_of(None, [[5]]),
+    "constraints": one_of(None),
+    "sequence_bias": one_of(None, [[[5], 3.0]], [[[5, 6], -2.5], [[8], 2.0]], [[[PAD], 1.5]]),
+    "renormalize_logits": FLAG,
+    "remove_invalid_values": FLAG,
+    "forced_bos_token_id": one_of(None, 5),
+    "forced_eos_token_id": one_of(None, EOS, 8, [EOS, 8]),
+    "exponential_decay_length_penalty": one_of(None, [1, 1.3], [3, 1.6]),
+    "suppress_tokens": one_of(None, [], [5, 9]),
+    "begin_suppress_tokens": one_of(None, [EOS], [4, 8]),
+    "guidance_scale": one_of(None, 1.0, 1.5),
+    "token_healing": FLAG,
+    "watermarking_config": one_of(None, {"bias": 2.0}),
+}
+_OTHERS: dict[str, Draw] = {
+    "use_cache": FLAG,
+    "cache_implementation": one_of(None, "dynamic", "static"),
+    "cache_config": one_of(None),
+    "return_legacy_cache": one_of(None, True),
+    "prefill_chunk_size": one_of(None),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate"), FLAG),
+    "output_logits": one_of(None, True),
+    "pad_token_id": one_of(PAD, EOS, 4),
+    "bos_token_id": one_of(None, 2, 4),
+    "decoder_start_token_id": one_of(0, 2, 4),
+    "num_assistant_tokens": one_of(5, 20),
+    "num_assistant_tokens_schedule": one_of("constant", "heuristic"),
+    "assistant_confidence_threshold": one_of(0.4, 0.0),
+    "assistant_early_exit": one_of(None),
+    "assistant_lookbehind": one_of(10, 3),
+    "target_lookbehind": one_of(10, 3),
+    "compile_config": one_of(None),
+    "disable_compile": FLAG,
+    "is_assistant": one_of(False),
+    "a_key_of_nobody": one_of(0, 3, "text"),
+}
+
+FIELDS: Mapping[str, Draw] = {**MOST_OFTEN, **_SEARCH, **_SCORES, **_OTHERS}
+"""All fields of a ``generation_config.json``, besides ``transformers_version``."""
+
+
+def random_settings(rng: random.Random) -> dict[str, Any]:
+    """The content of a ``generation_config.json``.
+
+    Args:
+        rng: draws the values.
+    """
+    names = [name for name in MOST_OFTEN if rng.random() < 0.7]
+    names += rng.sample(sorted({*_SEARCH, *_SCORES}), rng.randint(0, 5)) + rng.sample(
+        sorted(_OTHERS), rng.randint(0, 2)
+    )
+    values: dict[str, Any] = {"eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": PAD}
+    values |= {name: FIELDS[name](rng) for name in names}
+    if values.get("num_beam_groups", 1) > 1 or values.get("diversity_penalty", 0) > 0:
+        values |= {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7}
+    values["num_return_sequences"] = min(values.get("num_return_sequences", 1), values.get("num_beams", 1))
+    if values.get("do_sample"):  # so that there is nothing to draw
+        values |= {"top_k": 1, "num_beams": 1, "num_return_sequences": 1}
+    return values
+
+
+_FORBIDS_AN_END = (
+    *("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "forced_bos_token_id"),
+    *("forced_eos_token_id", "remove_invalid_values"),
+)
+
+
+def errors_of_transformers(values: Mapping[str, Any]) -> bool:
+    """Whether version 4.53.3 decodes such settings wrongly; tests/models/huggingface/test_errors.py shows each.
+
+    Args:
+        values: the content of a ``generation_config.json``.
+    """
+    beams = values.get("num_beams", 1)
+    decay = values.get("exponential_decay_length_penalty")
+    return bool(
+        (beams > 1 and values.get("encoder_repetition_penalty", 1.0) != 1)
+        or (values.get("num_beam_groups", 1) > 1 and values["eos_token_id"] != EOS)  # also the tokenizer's
+        or (decay and any(values.get(name) for name in _FORBIDS_AN_END))
+        or values.get("guidance_scale") not in (None, 1)
+    )
+
+
+KINDS = ("bart", "marian", "t5", "gpt2")
+
+
+def original_of(kind: str, seed: int) -> Any:
+    """A model of few tokens with the special ids of the random settings."""
+    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
+    own = {"bos_token_id": EOS, "eos_token_id": EOS} if kind == "gpt2" else {} if kind == "t5" else ids
+    return lively_model(kind, seed, vocab_size=WORDS, **own)
+
+
+def unused(notes: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that are not used, as the notes say."""
+    named = {key for key in values if any(re.search(rf"\b{key}\b", note) for note in notes)}
+    kept = {key: value for key, value in values.items() if key not in named}
+    if "eos_token_id" in named:  # the note is that the tokenizer's end-of-sentence also ends outputs
+        ends = values["eos_token_id"]
+        kept["eos_token_id"] = [EOS, *(ends if isinstance(ends, list) else [ends] if ends else [])]
+    if "forced_eos_token_id" in named:
+        kept["forced_eos_token_id"] = values["forced_eos_token_id"][0]
+    return kept
+
+
+def outcome(kind: str, seed: int, folder: Path) -> str:
+    """Compare one random case.
+
+    Returns:
+        ``same``, ``noted`` if it is the same without the keys that notes name, ``refused``, or ``impossible`` if
+        transformers refuses the settings.
+
+    Raises:
+        AssertionError: the outputs differ, or the refusal does not name a key.
+    """
+    rng = random.Random(f"{kind} {seed}")
+    values = random_settings(rng)
+    while errors_of_transformers(values):
+        values = random_settings(rng)
+    if kind == "gpt2" and values.get("max_length", 20) != 20:  # which counts the prompt
+        values["max_length"] += 6
+    original = original_of(kind, seed % 5)
+    write(folder, original, values)
+    case = f"{kind}, seed {seed}: {values}"
+    try:
+        decoding = Translator(loaded := load_model(folder)).prepare()
+        found = [pairs(translation.hypotheses) for translation in decoding.translate(SOURCES)]
+    except UserError as error:
+        return refused(str(error), ["generation.", *values], case)
+    said = "the model decodes with settings of its own, which your keys override"
+    notes = [note for note in [*loaded.notes, *decoding.notes] if not note.startswith(said)]
+    kept = unused(notes, values)
+    try:
+        wanted = [decoded(original, folder, kept, source) for source in SOURCES]
+    except Exception:  # whatever transformers raises
+        return "impossible"
+    for mine, theirs in zip(found, wanted, strict=True):
+        try:
+            assert_same(mine, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {notes}: {mine} is not {theirs}: {error}") from None
+    unknown = values.get("a_key_of_nobody", 0) != 0
+    assert unknown == any("a_key_of_nobody" in note for note in notes), f"{case}: {notes}"
+    return "same" if kept == values else "noted"
+
+
+def test_every_field_is_drawn() -> None:
+    fields = set(transformers.GenerationConfig().to_dict()) - {"transformers_version", "_from_model_config"}
+    assert fields <= set(FIELDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_settings(kind: str, tmp_path: Path) -> None:
+    outcomes(outcome, kind, 2, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_settings(kind: str, tmp_path: Path) -> None:
+    found = outcomes(outcome, kind, 120, tmp_path)
+    assert found.count("same") >= 40
+    assert found.count("noted") >= 5

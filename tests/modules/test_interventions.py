@@ -1,0 +1,184 @@
+"""Embeddings in place of tokens, and masks of heads: as in transformers, and as in the same model without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.checkpoints.loading import load_model
+from seqgen.config import GenerationConfig
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Source
+from seqgen.data.dictionary import Dictionary
+from seqgen.decoding.options import build_setup
+from seqgen.inspection import given_embeddings, masked_heads
+from tests import huggingface_gpt2
+from tests.generators import make_generator
+from tests.huggingface_internals import assert_near, every_kind, pair_of
+from tests.model_zoo import PAD, build, sharp
+from tests.scripted_model import batch_of, dictionary
+from tests.subjects import inputs
+
+few_models = pytest.mark.parametrize("name", ["transformer_marian", "t5_gated_untied", "fconv_uneven"])
+
+
+@every_kind
+@torch.no_grad()
+def test_a_forward_pass_is_that_of_transformers(kind: str) -> None:
+    pair = pair_of(kind)
+    torch.manual_seed(2)
+    dim = pair.original.config.d_model
+    source, target = torch.randn(3, 6, dim), torch.randn(3, 4, dim)
+    # the decoders of Pegasus and Marian multiply embeddings that are given by the scale, unlike their encoders
+    scales = kind in ("pegasus", "marian")
+    theirs = pair.original_pass(
+        inputs_embeds=source, decoder_inputs_embeds=target / (pair.model.decoder.embed_scale if scales else 1)
+    ).logits
+    lengths = pair.source.src_lengths
+    with given_embeddings(pair.model.encoder, source) as ids:
+        src_tokens = ids.masked_fill(~pair.mask, pair.pad)
+        assert_near(
+            pair.model(src_tokens, lengths, pair.prefixes).logits, pair.original_pass(inputs_embeds=source).logits
+        )
+        with given_embeddings(pair.model.decoder, target) as target_ids:
+            assert_near(pair.model(src_tokens, lengths, target_ids).logits, theirs)
+
+
+@torch.no_grad()
+def test_prompts_and_masks_of_gpt2_are_those_of_transformers(tmp_path: Path) -> None:
+    original = huggingface_gpt2.tiny_model()
+    model = load_model(huggingface_gpt2.tiny_folder(tmp_path / "gpt2")).model.eval()
+    prompt, further = torch.randn(1, 4, 24), torch.tensor([[7, 9]])
+    wanted = original(inputs_embeds=torch.cat([prompt, original.transformer.wte(further)], 1)).logits[:, 3:]
+    options = {"inputs_embeds": prompt, "attention_mask": torch.ones(1, 4), "num_beams": 3, "early_stopping": True}
+    outputs = original.generate(**options, max_new_tokens=6, do_sample=False, pad_token_id=299)
+    words = Dictionary([f"w{number}" for number in range(300)], pad=299, eos=299, unk=299, bos=None)
+    cfg = GenerationConfig(semantics="huggingface", beam=3, max_len=6, min_len=0, early_stopping="true")
+    with given_embeddings(model.decoder, prompt) as ids:
+        got = model(ids, torch.tensor([4]), torch.cat([further[:, :1], further], dim=1)).logits
+        batch = Batch(torch.arange(1), Source(ids, torch.tensor([4])))
+        ((best, *_),) = SequenceGenerator(build_setup([model], words, cfg)).generate(batch)
+    assert_near(got, wanted)
+    tokens, mask = torch.tensor([[5, 9, 20, 298, 44, 7]]), torch.rand(2, 3)
+    with masked_heads(model, decoder=mask):
+        got = model(tokens[:, :4], torch.tensor([4]), torch.cat([tokens[:, :1], tokens[:, 4:]], dim=1)).logits
+    assert_near(got, original(tokens, head_mask=mask).logits[:, 3:])
+    assert best.tokens.tolist() == outputs[0, : len(best.tokens)].tolist()
+
+
+@few_models
+@torch.no_grad()
+def test_embeddings_of_tokens_are_the_tokens(name: str) -> None:
+    """In decoding as well; only some of the positions are given as embeddings."""
+    model, given = sharp(name), inputs(name, [6, 2, 4], 1)
+    generator = make_generator([model], dictionary(19), beam_size=3, max_len_b=7)
+    batch = replace(batch_of([[5, 2]] * 3), source=Source(given.src_tokens, given.src_lengths))
+    wanted = generator.generate(batch)
+    embedding, scale = model.encoder.embed_tokens, getattr(model.encoder, "embed_scale", 1.0)
+    with given_embeddings(model.encoder, embedding(given.src_tokens[:, :3]) * scale) as ids:
+        tokens = torch.cat([ids, given.src_tokens[:, 3:]], dim=1)
+        tokens = torch.where(given.src_tokens == PAD, given.src_tokens, tokens)
+        found = generator.generate(replace(batch, source=Source(tokens, given.src_lengths)))
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert [h.tokens.tolist() for h in mine] == [h.tokens.tolist() for h in theirs]
+        assert [h.score for h in mine] == pytest.approx([h.score for h in theirs], abs=1e-10)
+    with pytest.raises(IndexError):
+        embedding(ids)  # they are unknown outside the block
+
+
+def test_gradients_flow_to_the_embeddings_alone() -> None:
+    """As in prompt tuning, with the weights of the model frozen."""
+    model, given = build("t5_tiny").double().requires_grad_(False), inputs("t5_tiny", [3, 2], 3)
+    assert model.encoder.embed_tokens is model.decoder.embed_tokens
+    prompt = torch.randn(2, 24, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(1, 24, dtype=torch.float64, requires_grad=True)
+    with given_embeddings(model.encoder, prompt) as ids, given_embeddings(model.decoder, other) as further:
+        assert further.tolist() == [int(ids.max()) + 1]
+        tokens = torch.cat([ids.expand(2, 2), given.src_tokens], dim=1)
+        targets = torch.cat([given.prev_output_tokens[:, :2], further.expand(2, 1)], dim=1)
+        out = model(tokens, given.src_lengths + 2, targets).logits
+    out[:, -1].log_softmax(-1)[:, 5].sum().backward()
+    for tensor in (prompt, other):
+        assert tensor.grad is not None
+        assert tensor.grad.abs().amin() > 0
+    assert "forward" not in vars(model.encoder.embed_tokens)
+
+
+# --- masks of heads
+
+
+WITH_HEADS = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "transformer_lm_learned"]
+every_model = pytest.mark.parametrize("name", WITH_HEADS)
+
+
+def masks_of(config: Any) -> dict[str, Tensor]:
+    """Random factors for the encoder, the decoder and encoder-decoder attention, zeros among them."""
+    layers = (config.num_layers, config.num_decoder_layers) if hasattr(config, "num_decoder_layers") else None
+    encoder, decoder = layers or (config.encoder_layers, config.decoder_layers)
+    heads = [getattr(config, f"{side}_attention_heads", None) or config.num_heads for side in ("encoder", "decoder")]
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"encoder": (encoder, heads[0]), "decoder": (decoder, heads[1]), "cross": (decoder, heads[1])}
+    masks = {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+    for mask in masks.values():
+        mask[0, 1] = 0
+    return masks
+
+
+THEIRS = {"encoder": "head_mask", "decoder": "decoder_head_mask", "cross": "cross_attn_head_mask"}
+
+
+@every_kind
+@torch.no_grad()
+def test_masked_heads_are_those_of_transformers(kind: str) -> None:
+    pair = pair_of(kind)
+    masks = masks_of(pair.original.config)
+    plain = pair.pass_()
+    for names in (["encoder"], ["decoder"], ["cross"], list(masks)):
+        # version 4.53.3 raises a NameError for a T5 with a mask of the encoder alone
+        theirs = {THEIRS[name]: mask if name in names else torch.ones_like(mask) for name, mask in masks.items()}
+        wanted = pair.original_pass(**theirs).logits
+        with masked_heads(pair.model, **{name: masks[name] for name in names}):
+            got = pair.pass_()
+        assert_near(got, wanted)
+        assert (got - plain).abs().max() > 1e-3
+    assert torch.equal(pair.pass_(), plain)
+
+
+@every_model
+@torch.no_grad()
+def test_a_masked_decode_is_that_without_a_cache(name: str) -> None:
+    """Long sources and many beams, so that all ways of computing attention are masked."""
+    model, given = sharp(name), inputs(name, [6, 2, 4], 1)
+    heads = model.decoder.layers[0].self_attn.num_heads
+    mask = torch.linspace(0, 1.5, heads)
+    kinds = (
+        {"decoder": mask} if name == "transformer_lm_learned" else dict.fromkeys(("encoder", "decoder", "cross"), mask)
+    )
+    batch = replace(batch_of([[5, 2]] * 3), source=Source(given.src_tokens, given.src_lengths))
+    found = []
+    for options in ({"use_cache": False}, {"beam_indirection": True}, {"beam_indirection": False}):
+        generator = make_generator([model], dictionary(19), beam_size=4, max_len_b=7, **options)
+        plain = [hypotheses[0].score for hypotheses in generator.generate(batch)]
+        with masked_heads(model, **kinds):
+            results = generator.generate(batch)
+        found.append([[(h.tokens.tolist(), round(h.score, 9)) for h in hypotheses] for hypotheses in results])
+        assert plain != [hypotheses[0].score for hypotheses in results]
+    assert found[0] == found[1] == found[2]
+
+
+def test_factors_have_gradients() -> None:
+    """The importance of a head is the gradient of the loss with respect to its factor (Michel et al. 2019, eq. 2)."""
+    model, given = build("t5_gated_untied").double(), inputs("t5_gated_untied", [4, 2], 3)
+
+    def loss(mask: Tensor) -> Tensor:
+        with masked_heads(model, cross=mask):
+            out = model(given.src_tokens, given.src_lengths, given.prev_output_tokens).logits
+        return out.log_softmax(-1)[..., 5].sum()
+
+    mask = torch.ones(1, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, (mask,))

@@ -1,0 +1,196 @@
+"""Wrong input of the examples: components of papers, objectives, loaders, and components of a user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import examples.joeynmt.checkpoint
+import examples.papers.conformal_beams
+import examples.papers.smc_steering  # noqa: F401  # register a loader and strategies
+import seqgen.extend
+from examples.dates import LetterTokenizer
+from examples.extending.combination import PowerMean
+from examples.objectives.word_distillation import WordDistillation, WordDistillationConfig
+from examples.papers.automata.json_texts import JsonConfig, JsonProcessor
+from examples.papers.automata.processor import GrammarConfig, GrammarProcessor
+from examples.papers.automata.regular import RegexConfig, RegexProcessor
+from examples.papers.best_first_beam import BestFirstBeamSearch
+from examples.papers.bilevel import BilevelSearch
+from examples.papers.exact_search.exact import ExactSearch
+from examples.papers.exact_search.lattice import LatticeSearch
+from examples.papers.lookahead import Lookahead
+from examples.papers.lora import LoRA, LoRAConfig
+from examples.papers.mc_dropout import McDropout
+from examples.papers.poisson_beams import PoissonBeams
+from examples.papers.subword_regularization import Sampler
+from examples.papers.token_healing import TokenHealing, TokenHealingConfig
+from examples.papers.tree_drafts import TreeDrafts, TreeDraftsConfig
+from examples.papers.uncertainty import UncertaintyObserver
+from seqgen.checkpoints.loading import load_model
+from seqgen.core.observers import Observer
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.decoding.building import Resources
+from seqgen.decoding.combinations import LogProbabilityMean
+from seqgen.decoding.search.constrained import ConstrainedSearch
+from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.decoding.search.sampling import Sampling
+from seqgen.text.translator import Translator
+from tests.generators import scripted_generator
+from tests.joeynmt_models import changed, write
+from tests.refusals import Row, refusals
+from tests.scripted_model import batch_of, random_rule
+from tests.text_models import TEXTS, task_of, text_model
+
+WORDS = ["a", "b", "c", "ae"]
+RULE = random_rule(9, seed=1)
+
+
+def decoding(settings: dict[str, Any], *words: str, models: int = 1) -> Row:
+    return lambda: Translator([text_model()] * models).translate(TEXTS, **settings), *words
+
+
+test_searches = refusals(
+    decoding({"search": BestFirstBeamSearch(), "length_penalty": 1.0}, "takes no generation.length_penalty"),
+    decoding({"search": BestFirstBeamSearch(), "length_penalty": 0.0, "observers": [Observer()]}, "observers"),
+    decoding(
+        {"search": BestFirstBeamSearch(), "length_penalty": 0.0, "unkpen": -30.0, "suppress": ["</s>"]},
+        "scores that only fall",
+    ),
+    decoding({"search": ExactSearch(expansions=50)}, "sentence 0 of the batch has scored 50 prefixes"),
+    decoding({"search": ExactSearch(), "unkpen": -30.0}, "cumulative scores that only fall"),
+    decoding({"search": ExactSearch(), "observers": [Observer()]}, "no steps that an observer (Observer)"),
+    (
+        lambda: scripted_generator([RULE], ExactSearch()).generate(batch_of([(4, 2)]), observers=[Observer()]),
+        "cannot be streamed",
+    ),
+    decoding({"search": LatticeSearch(), "coverage_penalty": 0.2}, "no attention"),
+    decoding({"search": Lookahead(), "observers": [Observer()]}, "takes no observers"),
+    decoding({"search": PoissonBeams(), "length_penalty": 2.0}, "ranked by weight", "remove length_penalty"),
+    decoding({"search": "short_words", "length_penalty": 0.5}, "ranked by weight", "remove length_penalty"),
+    decoding({"search": "conformal", "search.file": __file__}, "is not a file of thresholds"),
+    decoding(
+        {"search": BilevelSearch(), "combination": LogProbabilityMean()},
+        *("search=bilevel combines the members by votes, which LogProbabilityMean",),
+        models=2,
+    ),
+    decoding({"observers": [UncertaintyObserver("")]}, "compares the members of an ensemble"),
+    (
+        lambda: Translator(text_model(dropout=0.0)).translate(TEXTS, search=McDropout()),
+        *("trained without dropout of features", "set search.rate"),
+    ),
+    (lambda: TreeDrafts.build(TreeDraftsConfig("x", [2000]), resources()), "a product of at most 1,024"),
+    (lambda: TreeDrafts.build(TreeDraftsConfig("x", []), resources()), "set search.draft=MODEL, and search.widths="),
+    (lambda: TreeDrafts.build(TreeDraftsConfig("nothing", [2, 1]), resources()), "nothing: there is no such"),
+)
+
+
+def resources(words: list[str] = WORDS) -> Resources:
+    """A vocabulary of letters."""
+    dictionary = Dictionary()
+    for word in words:
+        dictionary.add_symbol(word)
+    tokenizer = LetterTokenizer(dictionary)
+    return Resources(dictionary, tokenizer.encode, tokenizer.decode)
+
+
+def grammar(text: str, *words: str) -> Row:
+    def build(tmp_path: Path) -> None:
+        (tmp_path / "grammar.gbnf").write_text(text)
+        GrammarProcessor.build(GrammarConfig(str(tmp_path / "grammar.gbnf")), resources())
+
+    return build, *words
+
+
+def healing(prefixes: str, *words: str) -> Row:
+    def decode(tmp_path: Path) -> None:
+        (tmp_path / "prefixes").write_text(prefixes)
+        keys = {"processors": ["token_healing"], "processor.token_healing.prefixes": str(tmp_path / "prefixes")}
+        Translator(text_model()).translate(TEXTS, **keys)
+
+    return decode, *words
+
+
+test_processors_of_text = refusals(
+    (lambda: RegexProcessor.build(RegexConfig("x+"), resources()), "no sequence of tokens"),
+    (lambda: JsonProcessor.build(JsonConfig(), resources()), "needs tokens for single characters"),
+    (lambda: GrammarProcessor.build(GrammarConfig(), resources()), "needs processor.grammar.file=FILE"),
+    (lambda: GrammarProcessor.build(GrammarConfig("none.gbnf"), resources()), "none.gbnf"),
+    grammar("", "has no rule 'root'"),
+    grammar('root ::= x\n  | nmae\nname ::= x\nx ::= "a"', "line 2 of ", "'nmae', ", "no rule (did you mean 'name'?)"),
+    grammar('root ::= "a"\n | "b', "line 2 of ", " cannot be read from '\"b' on"),
+    grammar('root ::= "\\q"', "line 1 of ", " cannot be read"),
+    grammar('root ::= ("a"\n\nx ::= "b"', "line 1 of ", " has '(' without ')'"),
+    grammar('root ::= "a"{3,2}', "line 1 of ", " repeats {3,2} times"),
+    grammar('root root ::= "a"', "line 1 of ", " has 'root' where a rule"),
+    grammar("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "line 1 of ", " more than 100 groups"),
+    grammar('root ::= "a"\nx ::= "b" x | x "c"', "line 2 of ", " has the rule 'x', which never ends"),
+    grammar('root ::= "a" | [^a-c]', "line 1 of ", " needs a character that is no token"),
+    healing("w1\n", "fewer lines than the input"),
+    (lambda: TokenHealing.build(TokenHealingConfig("nothere"), resources()), "prefixes=nothere: no such file"),
+    (lambda: TokenHealing.build(TokenHealingConfig(), Resources(Dictionary())), "needs a tokenizer"),
+)
+
+test_keys_beside_an_object = refusals(
+    decoding(
+        {"search": DiverseBeamSearch(2, 0.5), "search.groups": 3},
+        "'search.groups' has no effect on a component that is given as an object",
+    ),
+    decoding(
+        {"combination": LogProbabilityMean(), "combination.weights": [2.0]},
+        "'combination.weights' has no effect on a component that is given as an object",
+    ),
+    decoding(
+        {"search": Sampling(3), "sampling": True, "seed": 5},
+        "generation.seed=5 does not apply to the search object Sampling",
+    ),
+    decoding(
+        {"search": ConstrainedSearch(ordered=False), "constraints": "ordered"},
+        "constraints=ordered does not apply to the search object ConstrainedSearch",
+    ),
+    ("score search.groups=3 reference=x", "unknown key 'search.groups'"),
+    (lambda: PowerMean(0.0), "combination.power=0 has no power mean"),
+    (lambda: seqgen.extend.register_output_format("json")(print), "format=json exists"),
+    (lambda: seqgen.extend.register_model_format("export")(print), "format=export exists"),
+)
+
+
+def adapters(changes: dict[str, str], *words: str) -> Row:
+    config = LoRAConfig(**{"base": "transformer_tiny", **changes})  # type: ignore[arg-type]
+    return lambda: LoRA.build_model(config, task_of()), *words
+
+
+def joeynmt(changes: dict[str, Any], *words: str) -> Row:
+    """A model whose ``config.yaml`` describes another one."""
+
+    def load(tmp_path: Path) -> None:
+        write(tmp_path)
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed(changes)))
+        load_model(tmp_path)
+
+    return load, *words
+
+
+test_training_and_models = refusals(
+    (lambda: WordDistillation(WordDistillationConfig(), task_of()), "criterion.teachers is empty", "one or more runs"),
+    (lambda: Sampler(WhitespaceTokenizer(Dictionary()), 0.1, -1), "needs task.tokenizer=sentencepiece"),
+    adapters({"targets": "none_such"}, "model.targets=none_such matches none of the layers encoder.layers.0"),
+    adapters({"targets": "("}, "model.targets=( is not a regular expression: "),
+    adapters({"targets": "output_projection"}, "the weight of decoder.output_projection is also that of an embedding"),
+    adapters({"base": ""}, "model.base and model.base_digest are missing", "checkpoint.finetune_from=BASE sets them"),
+    adapters({"base": "", "base_digest": "0"}, "model.base and model.base_digest are missing"),
+    joeynmt({"model.encoder.type": "recurrent"}, "model.encoder.type='recurrent' is not supported"),
+    joeynmt({"model.decoder.alpha": 1.3}, "model.decoder.alpha=1.3 is not supported"),
+    joeynmt({"model.decoder.activation": "gelu"}, "encoder and decoder differ in activation"),
+    joeynmt({"model.decoder.num_heads": None}, "model.decoder.num_heads is 0, not a whole number of at least 1"),
+    joeynmt({"model.decoder.num_heads": 3}, "not a multiple of"),
+    joeynmt({"model.decoder.num_layers": 3}, "missing: decoder.layers.2."),
+    joeynmt({"model.tied_embeddings": True}, "needs one vocabulary for source and target"),
+    joeynmt(
+        {"data.trg": {"level": "bpe", "tokenizer_type": "fast"}}, "data.trg.tokenizer_type='fast' is not supported"
+    ),
+    joeynmt({"data.special_symbols.pad_token": "[PAD]"}, "does not begin with the tokens <unk>, [PAD], <s>, </s>"),
+)

@@ -1,0 +1,371 @@
+"""What is refused of training: settings, text, weights and checkpoints that do not fit, models that are not there."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declare the built-in components
+from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
+from seqgen.checkpoints.hub import local_path
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, ReadingConfig
+from seqgen.checkpoints.loading import load_models
+from seqgen.checkpoints.model_weights import load_weights
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
+from seqgen.checkpoints.serialization import write_checksums
+from seqgen.cli.train import with_checkpoint
+from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.compose import compose
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.registry import OPTIMIZERS
+from seqgen.task import Task
+from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
+from seqgen.tasks.translation import TranslationConfig, TranslationTask
+from seqgen.training.averaging import average, last_checkpoints
+from seqgen.training.distributed import ProcessGroup
+from tests.commands import NOUNS
+from tests.pretrained_folders import write_folder
+from tests.refusals import Row, refusals
+from tests.training.test_schedules import schedule
+from tests.training_runs import Lab, lab
+
+__all__ = ["lab"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_half_made_is_left(tmp_path: Path) -> Iterator[None]:
+    """A start that is refused leaves neither a tokenizer nor a checkpoint."""
+    yield
+    assert not [*tmp_path.glob("run/*tokenizer*"), *tmp_path.glob("run/checkpoints/*")]
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+def optimizer(name: str, key: str, value: Any) -> None:
+    cfg = OPTIMIZERS.config(name)
+    assert hasattr(cfg, key)
+    setattr(cfg, key, value)
+    OPTIMIZERS.of(cfg).component.build(cfg, [])
+
+
+def trained_with(*keys: str) -> Callable[[Lab], None]:
+    return lambda lab: lab.trainer(*keys) and None
+
+
+def run_with(*keys: str) -> Callable[[Lab], None]:
+    return lambda lab: lab.run("metric", *keys) and None
+
+
+WORDS = WhitespaceTokenizer(Dictionary())
+
+
+def deciding(**keys: Any) -> None:
+    """A criterion that decodes, with keys of decoding."""
+    MinimumRisk(MinimumRiskConfig(decode=GenerationConfig(**keys)), Task(None, WORDS, WORDS))
+
+
+RISK = "criterion=minimum_risk"
+METRIC = "checkpoint.best_checkpoint_metric"
+
+test_settings = refusals(
+    (lambda: schedule("polynomial"), "the length of training"),
+    (lambda: schedule("cosine"), "the length of training"),
+    (lambda: schedule("fixed", ()), "optimization.lr is empty"),
+    (lambda: optimizer("adam", "adam_betas", [0.9]), "optimizer.adam_betas"),
+    (lambda: optimizer("adam", "adam_betas", [0.9, 1.0]), "optimizer.adam_betas"),
+    (lambda: optimizer("adafactor", "warmup_init", True), "optimizer.warmup_init needs optimizer.relative_step=true"),
+    (lambda: optimizer("adafactor", "adafactor_eps", [1.0]), "optimizer.adafactor_eps", "two numbers"),
+    (trained_with("common.bf16=true", "common.fp16=true"), "cannot both be true"),
+    (
+        lambda lab: lab.trainer("optimization.out_of_memory=skip", group=ProcessGroup(0, 2)),
+        "optimization.out_of_memory=skip is for one process",
+    ),
+    (
+        trained_with("optimization.freeze=[encodr.*]"),
+        "optimization.freeze: there is no parameter 'encodr.*'",
+        "did you mean 'encoder.*'?",
+    ),
+    (trained_with("optimization.freeze=['*']"), "optimization.freeze=[*] leaves no parameter to train"),
+    (run_with(f"{METRIC}=bleu"), "set dataset.validate_decode"),
+    (run_with(f"{METRIC}=speed"), "not among the validation scores: loss, nll_loss, ppl, accuracy;"),
+    (run_with(f"{METRIC}=speed", "dataset.validate_decode=1"), "not among", "loss, nll_loss, ppl, accuracy, ", "bleu"),
+    # decoding of a criterion
+    (lambda: deciding(nbest=2), "criterion.decode.nbest has no effect"),
+    (
+        lambda: compose(TrainConfig, [RISK, "criterion.decode.bean=3"]),
+        "'criterion.decode.bean'",
+        "criterion.decode.beam",
+    ),
+    (
+        lambda: compose(TrainConfig, [RISK, "criterion.decode.search=diverse_beam", "criterion.decode.search.group=2"]),
+        "unknown key 'search.group'",
+    ),
+    # keys of a component that is not chosen
+    ("train run_dir={tmp_path} task.train=x", "because task=number_names; it is a key of task="),
+)
+
+# -- text ---------------------------------------------------------------------------------------------------------
+
+LANGUAGES = {"source_lang": "en", "target_lang": "de"}
+
+
+def translation(**changes: Any) -> Callable[[Path, Path], Any]:
+    """Start translation on the corpus with some keys changed."""
+
+    def start(data: Path, tmp_path: Path) -> TranslationTask:
+        files = {"train": f"{data}/train", "valid": f"{data}/val", "test": f"{data}/test"}
+        settings = {**LANGUAGES, "vocab_size": 44, "workers": 1, **files, **changes}
+        return TranslationTask.setup_task(TranslationConfig(**settings), tmp_path / "run")
+
+    return start
+
+
+def table(name: str, content: bytes, *words: str, **columns: Any) -> Row:
+    """Start translation on a table."""
+
+    def start(tmp_path: Path) -> None:
+        (tmp_path / name).write_bytes(content)
+        files = {"train": f"{tmp_path}/{name}", "valid": f"{tmp_path}/{name}"}
+        cfg = TranslationConfig(**{**LANGUAGES, **files, "vocab_size": 20, **columns})
+        TranslationTask.setup_task(cfg, tmp_path / "run")
+
+    return start, *words
+
+
+def multilingual(**changes: Any) -> Callable[[Path, Path], MultilingualTranslationTask]:
+    def start(data: Path, tmp_path: Path) -> MultilingualTranslationTask:
+        files = {"train": f"{data}/train", "valid": f"{data}/val", "test": f"{data}/test"}
+        settings = {"pairs": ["en-de", "de-en"], **files, "tokenizer": "whitespace", "workers": 1, **changes}
+        return MultilingualTranslationTask.setup_task(MultilingualTranslationConfig(**settings), tmp_path / "set-up")
+
+    return start
+
+
+def pretrained(name: str, **changes: Any) -> Callable[[Path, Path], Any]:
+    """A multilingual task with a pretrained tokenizer."""
+
+    def start(data: Path, tmp_path: Path) -> Any:
+        config = {"additional_special_tokens": None} if name == "NllbTokenizer" else {}
+        folder = write_folder(tmp_path / "pretrained", name, config)
+        keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder), **changes}
+        return multilingual(**keys)(data, tmp_path)
+
+    return start
+
+
+CLAUSES = "".join(f"the {one} sees the {two}\taba\n" for one in NOUNS for two in NOUNS).encode()
+"""Text that has fewer different characters on one side."""
+
+BOTH = "task=translation task.source_lang=en task.target_lang=de task.vocab_size=44"
+PAIR = "task.train={data}/train task.valid={data}/val"
+LANGUAGE_MODEL = "train run_dir={tmp_path}/made task=language_modeling model=transformer_lm_tiny task.vocab_size=30"
+
+test_text = refusals(
+    (translation(source_lang=""), "task.source_lang is missing"),
+    (translation(target_lang="en"), "must differ"),
+    (translation(train=""), "task.train is missing; set task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
+    (translation(train="no/such"), "task.train=no/such: there is neither no/such.en nor no/such.en.gz"),
+    (translation(spm_model="no.model"), "there is no SentencePiece model no.model"),
+    (translation(tgtdict="no.txt"), "task.tgtdict needs separate vocabularies"),
+    (translation(vocab_size=5000), "set task.vocab_size to at most "),
+    (translation(vocab_size=6), "set task.vocab_size to at least "),
+    (
+        lambda data, tmp_path: translation(spm_model=f"{data}/test.en")(data, tmp_path),
+        "is not a SentencePiece model, or",
+    ),
+    table("a.tsv", CLAUSES, "too small for a vocabulary of 24", joined_dictionary=False, vocab_size=24),
+    table("pairs.txt", b"a\tb\n", "pairs.txt is a single file", "a table (.tsv, .jsonl or .parquet, but not .csv)"),
+    (f"train run_dir={{data}} {BOTH} {PAIR}", "is the folder of the text train.en"),
+    # tables
+    table("a.tsv", b"", "a.tsv is empty"),
+    table("a.tsv", b"en\tde\n", "a.tsv has no rows"),
+    table("a.tsv", b"line\n", "a.tsv, line 1 has no column '2'; the columns are '1'; set task.target_column"),
+    table("a.tsv", b"en\tger\na\tb\n", "a.tsv, line 1 has no column 'de'; the columns are 'en, ger'"),
+    table("a.tsv", b"en\tde\n", "a.tsv, line 1 has no column 'English'", source_column="English"),
+    table("a.tsv", b"a\tb\n", "task.source_column and task.target_column are both '2'", source_column="2"),
+    table("a.tsv", b"en\tde\na\tb\nc\n", "a.tsv, line 3: the line has 1 columns instead of 2"),
+    table("a.tsv", b"en\tde\na\tb\nc\t\xff\n", "a.tsv, line 3: byte 3 (0xff) is not valid UTF-8"),
+    table("a.tsv", b"en\ten\tde\na\tb\tc\n", "a.tsv: two columns have the same name"),
+    table("a.tsv.gz", b"not compressed", "a.tsv.gz is damaged after line 0"),
+    table("a.jsonl", b"", "a.jsonl is empty"),
+    table("a.jsonl", b"text\n", "a.jsonl, line 1: the line is not JSON"),
+    table("a.jsonl", b'{"en": "a"}\n', "a.jsonl, line 1 has no column 'de'; the columns are 'en'"),
+    table("a.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', "a.jsonl, line 2: there is no field 'de'"),
+    table("a.jsonl", b'{"en": "a", "de": null}\n', "a.jsonl, line 1: the field 'de' is not text"),
+    # several languages
+    (multilingual(pairs=[]), "task.pairs is missing; set it to the pairs of languages"),
+    (multilingual(pairs=["en-de", "en-de"]), "names a pair twice"),
+    (multilingual(pairs=["en-en"]), "'en-en' is not of the form SOURCE-TARGET"),
+    (multilingual(languages=["de"]), "'de' is not of the form ENDING=CODE"),
+    (multilingual(languages=["dee=x"]), "no pair has the file name ending 'dee' (did you mean 'de'?)"),
+    (multilingual(joined_dictionary=False), "one vocabulary for all text"),
+    (
+        lambda: compose(TrainConfig, ["task=multilingual_translation", "task.language_token=both"]),
+        "task.language_token=both must be one of: source, target, or empty",
+    ),
+    (
+        lambda data, tmp_path: multilingual()(data, tmp_path).source_lines("test"),
+        "several pairs; set input=FILE, or choose one by dataset.gen_source=PAIR: en-de, de-en",
+    ),
+    (
+        lambda data, tmp_path: multilingual()(data, tmp_path).part("en-dee"),
+        "there is no pair 'en-dee' (did you mean 'en-de'?)",
+    ),
+    (pretrained("NllbTokenizer", language_token="source"), "task.language_token=source differs from what the model"),
+    (
+        pretrained("MarianTokenizer", pairs=["en-de"], languages=["de=deu"]),
+        "has other pieces for targets",
+        "languages deu cannot be added",
+    ),
+    # language models
+    (
+        f"{LANGUAGE_MODEL} task.train=[{{data}}/train.de] task.valid=[{{data}}/val.de.gz] dataset.validate_decode=3",
+        "no source lines to decode",
+    ),
+    (
+        f"{LANGUAGE_MODEL} task.train=[{{data}}/train.de] task.valid=[{{data}}/val.de.gz] task.joined_dictionary=false",
+        "one vocabulary",
+    ),
+    (f"{LANGUAGE_MODEL} task.train=[{{data}}/train.de]", "task.valid is missing"),
+    (f"{LANGUAGE_MODEL} task.train=[none.de] task.valid=[{{data}}/val.de.gz]", "none.de"),
+)
+
+# -- weights and checkpoints --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A run with the checkpoint ``last`` of a small module."""
+    Checkpoints(tmp_path / "saved").save(["last"], Net().state_dict(), {"update": 1})
+    return tmp_path / "saved"
+
+
+class Net(nn.Module):
+    def __init__(self, vocab: int = 10, width: int = 4, positions: int = 8):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width, padding_idx=0)
+        self.embed_positions = nn.Embedding(positions, width)
+        self.out = nn.Linear(width, 3)
+
+
+def unchanged(other: nn.Module) -> Callable[[Path], None]:
+    """Load weights into a module that must stay as it is."""
+
+    def load(saved: Path) -> None:
+        before = {name: value.clone() for name, value in other.state_dict().items()}
+        try:
+            load_weights(other, resolve(saved))
+        finally:
+            torch.testing.assert_close(dict(other.state_dict()), before, rtol=0, atol=0)
+
+    return load
+
+
+class Bomb:
+    """Creates a file if it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def bomb(name: str, read: Callable[[Path, Path], Any]) -> Callable[[Path, Path], None]:
+    """Read a file that runs code if it is unpickled."""
+
+    def call(saved: Path, tmp_path: Path) -> None:
+        path, exploded = tmp_path / name, tmp_path / "exploded"
+        if name.endswith(".pt"):
+            torch.save(Bomb(exploded), path)
+        else:
+            path.write_bytes(pickle.dumps(Bomb(exploded)))
+        try:
+            read(saved, path)
+        finally:
+            assert not exploded.exists()
+
+    return call
+
+
+def inside(saved: Path, path: Path) -> None:
+    """Under a harmless name, and with a correct checksum."""
+    checkpoint = saved / "checkpoints" / "last"
+    path.rename(checkpoint / "model.safetensors")
+    write_checksums(checkpoint)
+    read_weights(checkpoint)
+
+
+CODE = "can contain code and is never loaded"
+
+test_checkpoints = refusals(
+    (lambda tmp_path: resolve(tmp_path / "nowhere"), "nowhere: there is no such file or folder"),
+    (lambda tmp_path: resolve(str(tmp_path)), "neither a run folder nor a checkpoint"),
+    (lambda saved: resolve(saved.parent), "contains runs; give one of them, such as ", "saved"),
+    (
+        lambda saved: resolve(saved / "checkpoints"),
+        "has the checkpoints of a run; give the run, ",
+        "or one of: ",
+        "last",
+    ),
+    (lambda saved: resolve(f"[{saved},b]"), "give one model without brackets, such as "),
+    (lambda saved: resolve(saved / "checkpoints/last/training_state.json"), "not a checkpoint"),
+    (
+        lambda saved: (saved / "checkpoints/last").rename(saved / "checkpoints/update_5") and resolve(saved),
+        "without checkpoints best and last; it has: update_5",
+    ),
+    (lambda saved: (saved / "checkpoints/last/SHA256SUMS").unlink() or read_weights(resolve(saved)), "copied whole"),
+    *((bomb(name, lambda _, path: resolve(path)), CODE) for name in ("model.pt", "best.pkl", "weights")),
+    (bomb("model.pt", lambda _, path: resolve(path.parent)), "contains runs"),
+    *((bomb(name, inside), "not a readable safetensors file") for name in ("model.pt", "model.bin")),
+    (unchanged(Net(vocab=12)), "the vocabulary does not fit: the checkpoint was trained with 10 tokens", " has 12"),
+    (unchanged(Net(positions=9)), "of another shape: embed_positions.weight ((8, 4), here (9, 4))"),
+    (
+        unchanged(nn.Sequential(nn.Linear(4, 3))),
+        "missing: 0.bias, 0.weight; unknown to the model: embed.weight",
+    ),
+    (
+        lambda tmp_path: load_models([str(tmp_path)], reading=ReadingConfig(dictionary="x")),
+        "applies only to checkpoints of other toolkits",
+    ),
+    (lambda: DecodingTask(DecodingConfig(), WORDS, WORDS).source_lines("test"), "no data splits", "set input=FILE"),
+    # averages
+    (lambda saved: last_checkpoints(saved, 5), "5 checkpoints are to be averaged, but the run has only 0"),
+    (
+        lambda saved: (
+            Checkpoints(saved.parent).save(["last"], {"w": torch.ones(2)}, None)
+            or average([resolve(saved), saved.parent / "checkpoints/last"])
+        ),
+        "differ in names or shapes",
+        ": embed.weight, ",
+    ),
+    (
+        "convert format=average path=[{runs}/transformer,{runs}/fconv] output={tmp_path}/run",
+        "/fconv: ",
+        "its model is fconv, but transformer in",
+    ),
+    ("convert format=average path=[{runs}/fconv,{runs}/none] output={tmp_path}/run", "/none", "no such"),
+    ("convert format=average path=[{runs}/fconv,{runs}/fconv] output={runs}/transformer", "transformer already exists"),
+    # fine-tuning
+    (
+        lambda: with_checkpoint(["checkpoint.finetune_from=nowhere"]),
+        "finetune_from: nowhere: there is no such file or folder",
+    ),
+    (
+        f"train run_dir={{tmp_path}}/made {BOTH} {PAIR} checkpoint.finetune_from={{runs}}/fconv model=transformer_tiny",
+        "these are the weights of a model=fconv, and the model here is a TransformerModel; remove model=NAME",
+    ),
+    # the hub
+    (lambda: local_path("hf:"), "hf: is not the name of a repository; write hf:ORGANIZATION/NAME"),
+    (lambda: local_path("hf:a b"), "hf:a b is not the name of a repository"),
+    (lambda: local_path("hf:a/b@"), "hf:a/b@ names no revision after the @"),
+)
