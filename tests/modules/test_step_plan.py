@@ -31,6 +31,7 @@ each_module = pytest.mark.parametrize(
 
 
 def layer_of(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
     layer = make().eval()
     nn.init.normal_(layer.weight)  # type: ignore[arg-type]
     return layer
@@ -45,8 +46,8 @@ def test_a_plan_holds_for_one_batch(make: Callable[[], nn.Module]) -> None:
         with torch.inference_mode():
             wanted = layer(x)
             with plan.active():
-                torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-6)
-                torch.testing.assert_close(layer(x[:2]), wanted[:2], rtol=0, atol=1e-6)
+                torch.testing.assert_close(layer(x), wanted, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(layer(x[:2]), wanted[:2], rtol=1e-5, atol=1e-6)
         assert plan
         with torch.no_grad():
             layer.weight.mul_(-2)  # type: ignore[operator]
