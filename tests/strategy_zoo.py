@@ -17,10 +17,7 @@ from seqgen.registry import SEARCHES
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary
 
-EOS = 2
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
-ENDS = [EOS, 4, 13, 17, 21]
-"""Tokens that end an output; several, so that outputs of random models end at different steps."""
 PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
 
 
