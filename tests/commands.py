@@ -53,6 +53,13 @@ def command(name: str, *arguments: str, stdin: bytes | io.BytesIO = b"") -> Outc
         return Outcome(code, file.read().decode("utf-8"), err.getvalue())
 
 
+def done(name: str, *arguments: str, stdin: bytes | io.BytesIO = b"") -> Outcome:
+    """Run a command that must succeed."""
+    outcome = command(name, *arguments, stdin=stdin)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
 def refused(outcome: Outcome, *words: str) -> None:
     """Check that a command has ended with exit code 2 and one sentence that has the words, without a traceback."""
     assert outcome.code == 2, (outcome.code, outcome.err)
@@ -93,39 +100,17 @@ def corpus(folder: Path) -> Path:
     return folder
 
 
-SMALL_FCONV = (
-    "model=fconv",
-    "model.encoder_embed_dim=16",
-    "model.decoder_embed_dim=16",
-    "model.decoder_out_embed_dim=16",
-    "model.encoder_layers=[(16, 3)] * 2",
-    "model.decoder_layers=[(16, 3)] * 2",
-)
-SMALL_TRANSFORMER = (
-    "model=transformer",
-    "model.encoder_embed_dim=16",
-    "model.decoder_embed_dim=16",
-    "model.encoder_ffn_embed_dim=32",
-    "model.decoder_ffn_embed_dim=32",
-    "model.encoder_layers=1",
-    "model.decoder_layers=1",
-    "model.encoder_attention_heads=2",
-    "model.decoder_attention_heads=2",
-)
+_NARROW = ("model.encoder_embed_dim=16", "model.decoder_embed_dim=16")
+_LAYERS = [f"model.{side}_layers=[(16, 3)] * 2" for side in ("encoder", "decoder")]
+SMALL_FCONV = ("model=fconv", *_NARROW, "model.decoder_out_embed_dim=16", *_LAYERS)
+_SIZES = {"ffn_embed_dim": 32, "layers": 1, "attention_heads": 2}
+SMALL_TRANSFORMER = ("model=transformer", *_NARROW, *(
+    f"model.{side}_{key}={value}" for key, value in _SIZES.items() for side in ("encoder", "decoder")
+))  # fmt: skip
 
 
 def training_arguments(data: Path, run: Path) -> list[str]:
     """Arguments of ``seqgen-train`` for a run on the corpus; a model is to be added."""
-    return [
-        f"run_dir={run}",
-        "task=translation",
-        "task.source_lang=en",
-        "task.target_lang=de",
-        f"task.train={data}/train",
-        f"task.valid={data}/val",
-        f"task.test={data}/test",
-        "task.vocab_size=44",
-        "task.workers=1",
-        "dataset.max_tokens=1000",
-        "common.threads=1",
-    ]
+    keys = [f"run_dir={run}", "task=translation", "task.source_lang=en", "task.target_lang=de"]
+    keys += [f"task.{name}={data}/{file}" for name, file in (("train", "train"), ("valid", "val"), ("test", "test"))]
+    return [*keys, "task.vocab_size=44", "task.workers=1", "dataset.max_tokens=1000", "common.threads=1"]

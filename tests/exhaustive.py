@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 from tests.hypotheses import Pairs
 from tests.scripted_model import Rule
@@ -22,13 +23,10 @@ def ranked_outputs(scores: Rule, source: tuple[int, ...], vocab: int, longest: i
     """
     tokens = [token for token in range(vocab) if token not in (EOS, PAD)]
     found: Pairs = []
-    known: dict[tuple[int, ...], list[float]] = {}
+    known = cache(lambda history: scores(source, history).tolist())
     for length in range(1, longest + 1):
         for words in itertools.product(tokens, repeat=length):
             output = (*words, EOS)
-            for step in range(len(output)):
-                if output[:step] not in known:
-                    known[output[:step]] = scores(source, output[:step]).tolist()
-            total = sum(known[output[:step]][token] for step, token in enumerate(output))
+            total = sum(known(output[:step])[token] for step, token in enumerate(output))
             found.append((output, total / len(output)))
     return sorted(found, key=lambda pair: -pair[1])[:count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,34 +21,17 @@ from seqgen.registry import MODELS
 from tests.huggingface_bart import tiny_model
 
 WORDS = 20
+_WIDTHS = {"embed_dim": 8, "ffn_embed_dim": 12, "layers": 2, "attention_heads": 2}
+_ENCODER: dict[str, Any] = {f"encoder_{key}": value for key, value in _WIDTHS.items()} | {"max_source_positions": 40}
+_DECODER: dict[str, Any] = {f"decoder_{key}": value for key, value in _WIDTHS.items()} | {"max_target_positions": 40}
 FCONV = FConvConfig(
-    encoder_embed_dim=8,
     encoder_layers="[(8, 3)] * 2 + [(10, 2)]",
-    decoder_embed_dim=8,
     decoder_layers="[(8, 3), (8, 2), (10, 3)]",
-    decoder_out_embed_dim=8,
-    max_source_positions=40,
-    max_target_positions=40,
+    **dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"), 8),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), 40),
 )
-TRANSFORMER = TransformerConfig(
-    encoder_embed_dim=8,
-    encoder_ffn_embed_dim=12,
-    encoder_layers=2,
-    encoder_attention_heads=2,
-    decoder_embed_dim=8,
-    decoder_ffn_embed_dim=12,
-    decoder_layers=2,
-    decoder_attention_heads=2,
-    max_source_positions=40,
-    max_target_positions=40,
-)
-LANGUAGE_MODEL = TransformerLMConfig(
-    decoder_embed_dim=8,
-    decoder_ffn_embed_dim=12,
-    decoder_layers=2,
-    decoder_attention_heads=2,
-    max_target_positions=40,
-)
+TRANSFORMER = TransformerConfig(**_ENCODER, **_DECODER)
+LANGUAGE_MODEL = TransformerLMConfig(**_DECODER)
 AnyConfig = FConvConfig | TransformerConfig | TransformerLMConfig
 
 # what every fairseq-train adds, whatever the model
@@ -65,18 +49,13 @@ def dictionary(words: int = WORDS, first: str = "w") -> Dictionary:
     return made
 
 
-class _Task:
-    def __init__(self, source: Dictionary, target: Dictionary):
-        self.source_dictionary, self.target_dictionary = source, target
-
-
 def random_model(
     config: AnyConfig, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> EncoderDecoderModel:
     """A model in evaluation mode whose parameters are random everywhere."""
     torch.manual_seed(3)
     source = source or dictionary()
-    task = _Task(source, target or source)
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target or source)
     model: EncoderDecoderModel = MODELS.of(config).component.build_model(config, task)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -211,35 +190,19 @@ def as_fairseq(folder: Path, kind: str, saved: Dictionary | None = None, **chang
         for name, tensor in original.state_dict().items()
         if "shared" not in name and name not in ("final_logits_bias", "lm_head.weight")
     }
-    of_kind: dict[str, Any] = {
-        "activation_fn": "gelu",
-        "pooler_activation_fn": "tanh",
-        "relu_dropout": 0.0,
-        **LANGUAGES,
-    }
     if is_m2m:
         weights |= {f"{side}.embed_positions._float_tensor": torch.zeros(1) for side in ("encoder", "decoder")}
         of_kind = TASK
     else:
         original.final_logits_bias.zero_()
+        of_kind = {"activation_fn": "gelu", "pooler_activation_fn": "tanh", "relu_dropout": 0.0, **LANGUAGES}
         of_kind |= {"arch": f"{kind}_base", "layernorm_embedding": True, "no_scale_embedding": kind == "bart"}
-    options = {
-        **COMMON,
-        "share_all_embeddings": True,
-        "max_source_positions": 26,
-        "max_target_positions": 26,
-        **of_kind,
-    }
+    options = COMMON | {"share_all_embeddings": True, "max_source_positions": 26, "max_target_positions": 26} | of_kind
     for side in ("encoder", "decoder"):
-        own: dict[str, Any] = {
-            "embed_dim": 12,
-            "attention_heads": 2,
-            "normalize_before": kind != "bart",
-            "learned_pos": not is_m2m,
-        }
+        layers, ffn = (getattr(original.config, f"{side}_{size}") for size in ("layers", "ffn_dim"))
+        own: dict[str, Any] = {"embed_dim": 12, "attention_heads": 2, "layers": layers, "ffn_embed_dim": ffn}
+        own |= {"normalize_before": kind != "bart", "learned_pos": not is_m2m}
         own |= {"layerdrop": 0.05} if is_m2m else {"embed_path": None}
-        own |= {"layers": getattr(original.config, f"{side}_layers")}
-        own |= {"ffn_embed_dim": getattr(original.config, f"{side}_ffn_dim")}
         options |= {f"{side}_{key}": value for key, value in own.items()}
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({**in_args({**options, **changes}), "model": weights}, folder / "model.pt")

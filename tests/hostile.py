@@ -134,6 +134,16 @@ def old_file(path: Path, content: bytes) -> Path:
     return path
 
 
+class Trap:
+    """Pickled, it is a call of a function that unpickling would run."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any):
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
 def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 

@@ -9,7 +9,6 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -38,17 +37,10 @@ class Hub:
         self.slow = 0.0
         hub = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                hub.answer(self, with_body=True)
-
-            def do_HEAD(self) -> None:
-                hub.answer(self, with_body=False)
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        handler = type("Handler", (BaseHTTPRequestHandler,), {"log_message": lambda *_: None})
+        handler.do_GET = lambda request: hub.answer(request, with_body=True)  # type: ignore[attr-defined]
+        handler.do_HEAD = lambda request: hub.answer(request, with_body=False)  # type: ignore[attr-defined]
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -101,11 +93,10 @@ class Hub:
             request.send_header(key, value)
         request.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for number in range(len(body) if with_body and self.slow else 0):
+            pieces = [body[number : number + 1] for number in range(len(body))] if self.slow else [body]
+            for piece in pieces if with_body else []:
                 time.sleep(self.slow)
-                request.wfile.write(body[number : number + 1])
-            if with_body and not self.slow:
-                request.wfile.write(body)
+                request.wfile.write(piece)
 
 
 def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:

@@ -14,15 +14,8 @@ from tests.huggingface_t5 import save
 
 VOCAB = 33
 _SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 12,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 14,
-    "decoder_ffn_dim": 10,
-    "max_position_embeddings": 26,
+    **{"vocab_size": VOCAB, "d_model": 12, "max_position_embeddings": 26, "encoder_layers": 2, "decoder_layers": 1},
+    **{"encoder_attention_heads": 3, "decoder_attention_heads": 2, "encoder_ffn_dim": 14, "decoder_ffn_dim": 10},
 }
 _MARIAN = {"model_type": "marian", "pad_token_id": VOCAB - 1, "decoder_start_token_id": VOCAB - 1}
 

@@ -93,22 +93,36 @@ def original(model: Any, sources: Sequence[Sequence[int]], ends: Sequence[int] =
     values = {**length, "num_return_sequences": options.get("num_beams", 1), **options}
     values = {"return_dict_in_generate": True, "output_scores": True, "eos_token_id": list(ends), **values}
     out = model.generate(source.src_tokens, attention_mask=mask, do_sample=False, **values)
-    count = values["num_return_sequences"]
-    rows = [_until(row, ends) for row in out.sequences[:, 1:].tolist()]
-    if values.get("num_beams", 1) > 1:
-        scores = out.sequences_scores.tolist() if values["output_scores"] else [math.nan] * len(rows)
-    else:
+    return hypotheses_of(model, out, values["num_return_sequences"], ends, 1)
+
+
+def hypotheses_of(model: Any, out: Any, count: int, ends: Sequence[int], start: int) -> list[list[Pair]]:
+    """What ``generate`` returned.
+
+    Args:
+        model: the original.
+        out: its output, whose scores are missing only if those of a beam search were not asked for.
+        count: hypotheses of each source.
+        ends: ids that end an output.
+        start: tokens before the output.
+
+    Returns:
+        For each source its hypotheses, as tokens up to the first that ends an output, with their scores.
+    """
+    lists = out.sequences[:, start:].tolist()
+    stops = [next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in lists]
+    rows = [tuple(row[:stop]) for row, stop in zip(lists, stops, strict=True)]
+    if "sequences_scores" in out:
+        scores = out.sequences_scores.tolist()
+    elif "scores" in out:
         steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-        scores = [float(row[: len(tokens)].sum()) / len(tokens) for row, tokens in zip(steps, rows, strict=True)]
+        scores = [float(row[:stop].mean()) for row, stop in zip(steps, stops, strict=True)]
+    else:
+        scores = [math.nan] * len(rows)
     found = list(zip(rows, scores, strict=True))
     # ranks without a hypothesis have inactive beams, with a score of -1e9 divided by a length
-    places = [found[start : start + count] for start in range(0, len(found), count)]
+    places = [found[first : first + count] for first in range(0, len(found), count)]
     return [[pair for pair in own if not pair[1] < -1e6] for own in places]
-
-
-def _until(tokens: list[int], ends: Sequence[int]) -> tuple[int, ...]:
-    stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-    return tuple(tokens[:stop])
 
 
 def assert_same(got: Sequence[Pair], wanted: Sequence[Pair], tolerance: float = 1e-5) -> None:

@@ -26,8 +26,7 @@ FAST = ("byt5", "bart", "mbart")
 """The kinds that the fast tests try: an encoder that is deeper than the decoder, norms after and before sublayers."""
 
 every_kind = pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind in FAST else [pytest.mark.slow]) for kind in (*VARIANTS, *KINDS)],
+    "kind", [pytest.param(kind, marks=[] if kind in FAST else [pytest.mark.slow]) for kind in (*VARIANTS, *KINDS)]
 )
 
 
@@ -60,8 +59,7 @@ class Pair:
     @property
     def mask(self) -> Tensor:
         """``(N, S)`` bool, true where a source has a token."""
-        width = self.source.src_tokens.size(1)
-        return torch.arange(width) < self.source.src_lengths.unsqueeze(1)
+        return torch.arange(self.source.src_tokens.size(1)) < self.source.src_lengths.unsqueeze(1)
 
     @property
     def batch(self) -> Batch:
@@ -96,17 +94,11 @@ class Pair:
         """
         if not {"inputs_embeds", "encoder_outputs"} & arguments.keys():
             arguments["inputs"] = self.source.src_tokens
-        forced = {"forced_bos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None, "do_sample": False}
-        values = {
-            "num_beams": beam,
-            "num_return_sequences": beam,
-            "max_new_tokens": length,
-            "min_length": 0,
-            "early_stopping": beam > 1,
-            **forced,
-        }
+        values = {"num_beams": beam, "num_return_sequences": beam, "max_new_tokens": length, "early_stopping": beam > 1}
+        values |= {"min_length": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
         return self.original.generate(
-            attention_mask=self.mask.long(), return_dict_in_generate=True, output_scores=True, **values, **arguments
+            **{"attention_mask": self.mask.long(), "do_sample": False, **values, **arguments},
+            **{"return_dict_in_generate": True, "output_scores": True},
         )
 
     def decode(self, beam: int, length: int, batch: Batch | None = None, **options: Any) -> list[list[Hypothesis]]:

@@ -23,15 +23,8 @@ from tests.commands import sentences
 
 VOCAB, SENTINELS = 40, 4
 _SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 24,
-    "d_kv": 6,
-    "d_ff": 36,
-    "num_layers": 2,
-    "num_heads": 3,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 10,
-    "decoder_start_token_id": 0,
+    **{"vocab_size": VOCAB, "d_model": 24, "d_kv": 6, "d_ff": 36, "num_layers": 2, "num_heads": 3},
+    **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 10, "decoder_start_token_id": 0},
 }
 _SECOND = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
@@ -57,11 +50,9 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
     """
     transformers = pytest.importorskip("transformers")
     values = {**_SHAPE, **VARIANTS[variant], **changes}
-    kind = values.pop("model_type")
-    config = transformers.AutoConfig.for_model(kind, **values)
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     torch.manual_seed(seed)
-    classes = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}
-    model = getattr(transformers, f"{classes[kind]}ForConditionalGeneration")(config)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms begin as ones
@@ -78,10 +69,7 @@ def without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else cast(x))
 
     def normalize(norm: Any, x: torch.Tensor) -> torch.Tensor:
-        normalized: torch.Tensor = (
-            norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
-        )
-        return normalized
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
     for kind in ("T5", "MT5", "UMT5"):
         module = getattr(transformers.models, kind.lower())
@@ -132,11 +120,7 @@ def _sentencepiece() -> bytes:
         sentence_iterator=iter([text for pair in sentences(0, 60) for text in pair]),
         model_writer=content,
         vocab_size=VOCAB - 2 - SENTINELS,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2},
     )
     return content.getvalue()
 
@@ -156,10 +140,8 @@ def seqgen_model(original: Any) -> T5Model:
     """The same model here, by way of its names and values alone."""
     config = JSONConfig(Path("config.json"), json.loads(original.config.to_json_string(use_diff=False)))
     cfg = ARCHITECTURE.read_config(config)
-    dtype = original.get_input_embeddings().weight.dtype
-    model = T5Model(replace(cfg), padding_idx=original.config.pad_token_id).to(dtype)
-    ours = dict(model.named_parameters(remove_duplicate=False))
-    theirs = original.state_dict()
+    model = T5Model(replace(cfg), padding_idx=original.config.pad_token_id).to(original.dtype)
+    ours, theirs = dict(model.named_parameters(remove_duplicate=False)), original.state_dict()
     with torch.no_grad():
         for name, piece in ARCHITECTURE.layout(cfg).pieces.items():
             piece.of(ours[piece.parameter]).copy_(theirs[name])

@@ -27,7 +27,7 @@ def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolera
                 assert (one_ is None) == (two_ is None)
                 if one_ is not None:
                     torch.testing.assert_close(one_, two_, **close)
-            if h.top_tokens is not None and h.top_scores is not None and k.top_tokens is not None:
+            if h.top_tokens is not None:
                 possible = h.top_scores > -torch.inf
                 assert h.top_tokens[possible].tolist() == k.top_tokens[possible].tolist()
             for name in h.fields.keys() & k.fields.keys():

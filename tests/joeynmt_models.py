@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece
 
 State = dict[str, Tensor]
 
@@ -21,12 +21,7 @@ SPECIALS = ["<unk>", "<pad>", "<s>", "</s>"]
 DIM, POSITIONS = 8, 5000
 
 STACK: dict[str, Any] = {
-    "type": "transformer",
-    "num_layers": 2,
-    "num_heads": 2,
-    "hidden_size": DIM,
-    "ff_size": 12,
-    "layer_norm": "pre",
+    **{"type": "transformer", "num_layers": 2, "num_heads": 2, "hidden_size": DIM, "ff_size": 12, "layer_norm": "pre"},
     "embeddings": {"embedding_dim": DIM, "scale": True},
 }
 OPTIONS: dict[str, Any] = {
@@ -73,9 +68,7 @@ def write_sentencepiece(folder: Path, lines: list[str], **changes: Any) -> State
     content = train_sentencepiece(lines, vocab_size=40, special_ids=ids, hard_vocab_limit=False)
     folder.mkdir(parents=True)
     (folder / "joint.model").write_bytes(content)
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    processor = load_processor(content, "the test")
     pieces = [processor.id_to_piece(index) for index in range(4, processor.vocab_size())]
     text = {"level": "bpe", "tokenizer_type": "sentencepiece", "tokenizer_cfg": {"model_file": "elsewhere/joint.model"}}
     sides = {f"data.{side}": {"lang": "en", **text} for side in ("src", "trg")}
@@ -84,43 +77,25 @@ def write_sentencepiece(folder: Path, lines: list[str], **changes: Any) -> State
 
 def random_state(model: Mapping[str, Any], source: int, target: int, seed: int) -> State:
     """Random weights by JoeyNMT's names, in float32."""
-    generator = torch.Generator().manual_seed(seed)
-    state: State = {}
-
-    def add(name: str, *shape: int) -> None:
-        state[name] = torch.randn(*shape, generator=generator) * 0.3
-
-    def add_linear(name: str, out: int, size: int) -> None:
-        add(f"{name}.weight", out, size)
-        add(f"{name}.bias", out)
-
-    def add_norm(name: str) -> None:
-        add(f"{name}.weight", DIM)
-        state[f"{name}.weight"] += 1
-        add(f"{name}.bias", DIM)
-
-    add("src_embed.lut.weight", source, DIM)
-    add("trg_embed.lut.weight", target, DIM)
-    if model["tied_embeddings"]:
-        state["trg_embed.lut.weight"] = state["src_embed.lut.weight"]
+    shapes: dict[str, tuple[int, ...]] = {"src_embed.lut": (source, DIM), "trg_embed.lut": (target, DIM)}
     for side, attentions, norms in (
         ("encoder", ["src_src_att"], ["layer_norm"]),
         ("decoder", ["trg_trg_att", "src_trg_att"], ["x_layer_norm", "dec_layer_norm"]),
     ):
-        options = model[side]
-        for index in range(options["num_layers"]):
-            layer = f"{side}.layers.{index}"
-            for attention in attentions:
-                for matrix in ("k_layer", "v_layer", "q_layer", "output_layer"):
-                    add_linear(f"{layer}.{attention}.{matrix}", DIM, DIM)
-            add_linear(f"{layer}.feed_forward.pwff_layer.0", options["ff_size"], DIM)
-            add_linear(f"{layer}.feed_forward.pwff_layer.3", DIM, options["ff_size"])
-            for norm in (*norms, "feed_forward.layer_norm"):
-                add_norm(f"{layer}.{norm}")
-        state[f"{side}.pe.pe"] = positions().unsqueeze(0)
-        if options["layer_norm"] == "pre":
-            add_norm(f"{side}.layer_norm")
-    add("decoder.output_layer.weight", target, DIM)
+        ffn, matrices = model[side]["ff_size"], ("k_layer", "v_layer", "q_layer", "output_layer")
+        for layer in (f"{side}.layers.{index}" for index in range(model[side]["num_layers"])):
+            shapes |= {f"{layer}.{name}.{matrix}": (DIM, DIM) for name in attentions for matrix in matrices}
+            shapes |= {f"{layer}.feed_forward.pwff_layer.{at}": size for at, size in ((0, (ffn, DIM)), (3, (DIM, ffn)))}
+            shapes |= {f"{layer}.{norm}": (DIM,) for norm in (*norms, "feed_forward.layer_norm")}
+        shapes |= {f"{side}.layer_norm": (DIM,)} if model[side]["layer_norm"] == "pre" else {}
+    shapes["decoder.output_layer"] = (target, DIM)
+    torch.manual_seed(seed)
+    state = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
+    state |= {f"{side}.pe.pe": positions().unsqueeze(0) for side in ("encoder", "decoder")}
+    without_bias = ("src_embed.lut", "trg_embed.lut", "decoder.output_layer")
+    state |= {f"{name}.bias": torch.randn(shape[0]) * 0.3 for name, shape in shapes.items() if name not in without_bias}
+    if model["tied_embeddings"]:
+        state["trg_embed.lut.weight"] = state["src_embed.lut.weight"]
     if model["tied_softmax"]:
         state["decoder.output_layer.weight"] = state["trg_embed.lut.weight"]
     return state
@@ -185,10 +160,8 @@ class Plain:
             return self.linear(f"{name}.{matrix}", x).unflatten(1, (heads, -1)).transpose(0, 1)
 
         q, k, v = split("q_layer", queries), split("k_layer", keys), split("v_layer", keys)
-        scores = q @ k.transpose(1, 2) / math.sqrt(DIM // heads)
-        if causal:
-            scores = scores.masked_fill(torch.ones(len(queries), len(keys)).triu(1).bool(), -torch.inf)
-        return self.linear(f"{name}.output_layer", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return self.linear(f"{name}.output_layer", attended.transpose(0, 1).flatten(1))
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"])

@@ -1,8 +1,8 @@
 """Small random models for the invariants that are tested on every registered model.
 
-To add a model, import its file and add one entry to ``ZOO``: a name, which begins with that of the model and ``_``, and
-a ``Specimen`` with a function that builds the model for a vocabulary of ``VOCAB`` ids. Models of add-ons that are not
-installed are left out.
+To add a model, import its file and add one entry to ``_BUILDERS``: a name, which begins with that of the model and
+``_``, and a function that builds the model for a vocabulary of ``VOCAB`` ids; name it below if it has one of the
+properties there. Models of add-ons that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ from seqgen.registry import MODELS
 from tests.scripted_model import dictionary
 
 PAD, EOS, VOCAB = 1, 2, 23
+
+LANGUAGE_MODELS = ("transformer_lm",)
+"""How the names of the decoder-only models begin."""
+PADDED_ON_ONE_SIDE = ("lstm", *LANGUAGE_MODELS)
+"""Those whose sources are padded on one side only."""
+WITHOUT_TABLE = ("lstm", "average", "t5", *LANGUAGE_MODELS)
+"""Those whose positions do not come from a table, which limits the length of inputs."""
 
 
 class TinyTask:
@@ -46,9 +53,9 @@ class Specimen:
     """
 
     build: Callable[[], EncoderDecoderModel]
-    either_padding: bool = True
-    is_language_model: bool = False
-    has_table: bool = True
+    is_language_model: bool
+    either_padding: bool
+    has_table: bool
 
     @cached_property
     def padded_left(self) -> bool:
@@ -68,6 +75,14 @@ _NARROW_T5GEMMA = {
     f"{side}_{key}": value
     for side in ("encoder", "decoder")
     for key, value in {"hidden_size": 16, "intermediate_size": 24, "layers": 2, "head_dim": 6}.items()
+}
+
+_TWO_LAYERS: dict[str, Any] = {"encoder_layers": "[(12, 3)]", "decoder_layers": "[(12, 3)] * 2"}
+_LAYERDROP = {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2}
+_PAPER: dict[str, Any] = {"sinusoids": "paper", "position_offset": 0}
+_WIDER: dict[str, Any] = {
+    **{"decoder_key_value_heads": 4, "decoder_layer_types": ["full_attention", "sliding_attention"]},
+    **{"attention_bias": True, "tie_word_embeddings": False},
 }
 
 _SMALL = {"embed_dim": 64, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 4}
@@ -100,162 +115,80 @@ def registered(name: str, joint: bool = False, **changes: Any) -> Callable[[], E
     return build
 
 
-ZOO: dict[str, Specimen] = {
-    "fconv_tiny": Specimen(registered("fconv_tiny")),
-    "fconv_uneven": Specimen(
-        registered(
-            "fconv",
-            **_CONVOLUTIONAL,
-            encoder_layers="[(8, 3)] * 2 + [(10, 2), (14, 1, 2)]",
-            decoder_layers="[(8, 4), (8, 2, 0)] + [(14, 1, 3), (10, 3, 1)]",
-            decoder_attention="[True, False, False, True]",
-        )
+_BUILDERS = {
+    "fconv_tiny": registered("fconv_tiny"),
+    "fconv_uneven": registered(
+        "fconv",
+        **_CONVOLUTIONAL,
+        encoder_layers="[(8, 3)] * 2 + [(10, 2), (14, 1, 2)]",
+        decoder_layers="[(8, 4), (8, 2, 0)] + [(14, 1, 3), (10, 3, 1)]",
+        decoder_attention="[True, False, False, True]",
     ),
-    "fconv_shared": Specimen(
-        registered(
-            "fconv",
-            **_CONVOLUTIONAL,
-            encoder_layers="[(12, 3)]",
-            decoder_layers="[(12, 3)] * 2",
-            share_input_output_embed=True,
-        )
+    "fconv_shared": registered("fconv", **_CONVOLUTIONAL, **_TWO_LAYERS, share_input_output_embed=True),
+    "transformer_tiny": registered("transformer_tiny"),
+    "transformer_prenorm_gelu_learned": registered(
+        "transformer", **_NARROW, **PRE_NORM, **LEARNED, activation_fn="gelu", **_LAYERDROP
     ),
-    "transformer_tiny": Specimen(registered("transformer_tiny")),
-    "transformer_prenorm_gelu_learned": Specimen(
-        registered(
-            "transformer",
-            **_NARROW,
-            **PRE_NORM,
-            **LEARNED,
-            activation_fn="gelu",
-            encoder_layerdrop=0.2,
-            decoder_layerdrop=0.2,
-        )
+    "transformer_shared": registered(
+        "transformer", True, **_NARROW, share_all_embeddings=True, no_scale_embedding=True, layernorm_embedding=True
     ),
-    "transformer_shared": Specimen(
-        registered(
-            "transformer",
-            joint=True,
-            **_NARROW,
-            share_all_embeddings=True,
-            no_scale_embedding=True,
-            layernorm_embedding=True,
-        )
+    "transformer_marian": registered(
+        "transformer", True, **_NARROW, **_PAPER, share_all_embeddings=True, output_bias=True, decoder_start_token_id=1
     ),
-    "transformer_marian": Specimen(
-        registered(
-            "transformer",
-            joint=True,
-            **_NARROW,
-            sinusoids="paper",
-            position_offset=0,
-            share_all_embeddings=True,
-            output_bias=True,
-            decoder_start_token_id=1,
-        ),
+    "transformer_mbart": registered(
+        "transformer",
+        joint=True,
+        **{**_NARROW, **PRE_NORM, **LEARNED, "position_offset": 5, "activation_fn": "swish"},
+        **{"layernorm_embedding": True, "share_encoder_decoder_embed": True},
     ),
-    "transformer_mbart": Specimen(
-        registered(
-            "transformer",
-            joint=True,
-            **_NARROW,
-            **PRE_NORM,
-            **LEARNED,
-            position_offset=5,
-            layernorm_embedding=True,
-            share_encoder_decoder_embed=True,
-            activation_fn="swish",
-        )
+    "lstm_tiny": registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
+    "average": registered("average", embed_dim=12, max_positions=64),
+    "transformer_narrow_decoder": registered(
+        "transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4}
     ),
-    "lstm_tiny": Specimen(
-        registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
-        either_padding=False,
-        has_table=False,
+    "t5_tiny": registered("t5_tiny", joint=True),
+    "t5_gated_untied": registered(
+        "t5",
+        joint=True,
+        **{**_NARROW_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1},
+        **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6},
     ),
-    "average": Specimen(registered("average", embed_dim=12, max_positions=64), has_table=False),
-    "transformer_narrow_decoder": Specimen(
-        registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
+    "t5_bias_per_layer": registered(
+        "t5", joint=True, **_NARROW_T5, feed_forward_proj="gated-gelu", per_layer_bias=True
     ),
-    "t5_tiny": Specimen(registered("t5_tiny", joint=True), has_table=False),
-    "t5_gated_untied": Specimen(
-        registered(
-            "t5",
-            joint=True,
-            **_NARROW_T5,
-            feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
-            num_decoder_layers=1,
-            relative_attention_num_buckets=8,
-            relative_attention_max_distance=6,
-        ),
-        has_table=False,
+    "t5gemma_tiny": registered("t5gemma_tiny", **_NARROW_T5GEMMA, encoder_sliding_window=2, decoder_sliding_window=3),
+    "t5gemma_untied": registered(
+        "t5gemma_tiny",
+        **{**_NARROW_T5GEMMA, **_WIDER, "decoder_hidden_size": 20},
+        **{"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0},
     ),
-    "t5_bias_per_layer": Specimen(
-        registered("t5", joint=True, **_NARROW_T5, feed_forward_proj="gated-gelu", per_layer_bias=True),
-        has_table=False,
+    "t5gemma2_tiny": registered(
+        "t5gemma2_tiny",
+        joint=True,
+        **{**_NARROW_T5GEMMA, "encoder_sliding_window": 4, "decoder_sliding_window": 3, "end_of_image_id": 7},
     ),
-    "t5gemma_tiny": Specimen(
-        registered("t5gemma_tiny", **_NARROW_T5GEMMA, encoder_sliding_window=2, decoder_sliding_window=3),
-        has_table=False,
+    "t5gemma2_untied": registered(
+        "t5gemma2_tiny",
+        joint=True,
+        **{**_NARROW_T5GEMMA, **_WIDER, "encoder_rope_factor": 4.0, "decoder_sliding_window": 2},
     ),
-    "t5gemma_untied": Specimen(
-        registered(
-            "t5gemma_tiny",
-            **{**_NARROW_T5GEMMA, "decoder_hidden_size": 20, "decoder_key_value_heads": 4},
-            decoder_layer_types=["full_attention", "sliding_attention"],
-            attn_logit_softcapping=0.0,
-            final_logit_softcapping=0.0,
-            attention_bias=True,
-            tie_word_embeddings=False,
-        ),
-        has_table=False,
-    ),
-    "t5gemma2_tiny": Specimen(
-        registered(
-            "t5gemma2_tiny",
-            joint=True,
-            **_NARROW_T5GEMMA,
-            encoder_sliding_window=4,
-            decoder_sliding_window=3,
-            end_of_image_id=7,
-        ),
-        has_table=False,
-    ),
-    "t5gemma2_untied": Specimen(
-        registered(
-            "t5gemma2_tiny",
-            joint=True,
-            **{**_NARROW_T5GEMMA, "decoder_key_value_heads": 4},
-            decoder_layer_types=["full_attention", "sliding_attention"],
-            encoder_rope_factor=4.0,
-            decoder_sliding_window=2,
-            attention_bias=True,
-            tie_word_embeddings=False,
-        ),
-        has_table=False,
-    ),
-    "transformer_lm_tiny": Specimen(
-        registered("transformer_lm_tiny"),
-        either_padding=False,
-        is_language_model=True,
-        has_table=False,
-    ),
-    "transformer_lm_learned": Specimen(
-        registered(
-            "transformer_lm",
-            **_NARROW_DECODER,
-            decoder_learned_pos=True,
-            positions_from_zero=True,
-            activation_fn="gelu_accurate",
-            layernorm_embedding=True,
-            no_scale_embedding=True,
-        ),
-        either_padding=False,
-        is_language_model=True,
-        has_table=False,
+    "transformer_lm_tiny": registered("transformer_lm_tiny"),
+    "transformer_lm_learned": registered(
+        "transformer_lm",
+        **{**_NARROW_DECODER, "decoder_learned_pos": True, "positions_from_zero": True, "no_scale_embedding": True},
+        **{"activation_fn": "gelu_accurate", "layernorm_embedding": True},
     ),
 }
-ZOO = {name: one for name, one in ZOO.items() if name.partition("_")[0] in MODELS.names()}
+ZOO = {
+    name: Specimen(
+        build,
+        is_language_model=name.startswith(LANGUAGE_MODELS),
+        either_padding=not name.startswith(PADDED_ON_ONE_SIDE),
+        has_table=not name.startswith(WITHOUT_TABLE),
+    )
+    for name, build in _BUILDERS.items()
+    if name.partition("_")[0] in MODELS.names()
+}
 
 
 def in_zoo(*names: str) -> list[str]:

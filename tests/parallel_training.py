@@ -14,18 +14,12 @@ from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup, join, leave
 from seqgen.training.train import StopSignals
 from seqgen.training.training_loop import TrainingRun
+from tests.commands import SMALL_FCONV
 from tests.training_runs import Lab, free_port
 
 _T5 = ["model.d_model=16", "model.d_kv=8", "model.d_ff=32", "model.num_layers=2", "model.num_heads=2"]
 MODELS = {
-    "fconv": [
-        "model=fconv_tiny",
-        "model.encoder_embed_dim=16",
-        "model.decoder_embed_dim=16",
-        "model.decoder_out_embed_dim=16",
-        "model.encoder_layers=[(16, 3)] * 2",
-        "model.decoder_layers=[(16, 3)] * 2",
-    ],
+    "fconv": [*SMALL_FCONV],
     "transformer": [],
     "t5": ["model=t5_small", *_T5],
     "lstm": ["model=lstm_tiny", "model.embed_dim=16", "model.hidden_size=16"],
@@ -47,11 +41,7 @@ def train_in(lab: Lab, job: Job, group: ProcessGroup) -> None:
         lab.task(cfg, folder)
     group.gather(None)
     task: Any = lab.task(cfg, folder)
-
-    def build_model(model: Any) -> Any:
-        return Task.build_model(task, model).to(getattr(torch, dtype))
-
-    task.build_model = build_model
+    task.build_model = lambda model: Task.build_model(task, model).to(getattr(torch, dtype))
     TrainingRun(cfg, task, folder, torch.device("cpu"), group, StopSignals()).run()
 
 

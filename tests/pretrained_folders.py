@@ -40,11 +40,8 @@ def sentencepiece_model(
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(FRENCH if french else TEXT),
         model_writer=content,
-        vocab_size=PIECES,
-        model_type=kind,
         normalization_rule_name=normalization,
-        minloglevel=2,
-        **ids,
+        **{"vocab_size": PIECES, "model_type": kind, "minloglevel": 2, **ids},
     )
     return content.getvalue()
 
@@ -130,9 +127,7 @@ def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -
     words = tokenizer.dictionary
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     torch.manual_seed(1)
-    model = T5Model(
-        T5Config(vocab_size=len(words), decoder_start_token_id=words.eos(), **sizes), padding_idx=words.pad()
-    )
+    config = T5Config(vocab_size=len(words), decoder_start_token_id=words.eos(), **sizes)
     generation = GenerationConfig(semantics="huggingface", beam=2, max_len=8)
-    save_pretrained(model, folder, tokenizer, generation)
+    save_pretrained(T5Model(config, padding_idx=words.pad()), folder, tokenizer, generation)
     return folder

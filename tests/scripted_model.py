@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.encoder import Encoder
-from seqgen.core.incremental_state import StateDict
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch, EncoderOut, Source
+from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Source
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import pad_rows
 
@@ -21,10 +21,7 @@ Rule = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
 
 def dictionary(words: int = 19) -> Dictionary:
     """``<s> <pad> </s> <unk>`` and the words ``w0``, ``w1``, ... with ids from 4."""
-    result = Dictionary()
-    for number in range(words):
-        result.add_symbol(f"w{number}")
-    return result
+    return Dictionary([*Dictionary().symbols, *(f"w{number}" for number in range(words))])
 
 
 class ScriptedEncoder(Encoder):
@@ -44,17 +41,10 @@ class ScriptedDecoder(IncrementalDecoder):
         self.rule, self.longest = rule, longest
 
     def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: EncoderOut,
-        incremental_state: StateDict | None = None,
-        need_attention: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        from seqgen.core.structures import DecoderOut
-
-        past = prev_output_tokens[:, :0]
-        if (module_state := self.get_state(incremental_state)) is not None:
-            past = module_state["past"]
+        self, prev_output_tokens: Tensor, encoder_out: Any, incremental_state: Any = None, need_attention: bool = False
+    ) -> DecoderOut:
+        module_state = self.get_state(incremental_state)
+        past = prev_output_tokens[:, :0] if module_state is None else module_state["past"]
         seen = past.size(1)
         history = torch.cat([past, prev_output_tokens[:, seen:]], dim=1)
         if incremental_state is not None:

@@ -20,37 +20,12 @@ def batch_info(sentences: int, beam: int, end_tokens: Sequence[int] = (2,), **kn
 
 
 def step_context(
-    step: int,
-    tokens: Tensor | None = None,
-    max_lengths: Tensor | None = None,
-    first_end: int = 10**6,
-    prefix_tokens: Tensor | None = None,
-    eos: int = 2,
-    pad: int = 1,
-    generated: Tensor | None = None,
-    src_tokens: Tensor | None = None,
-    src_padding: Tensor | None = None,
-    sentences: Tensor | None = None,
-    start_offsets: Tensor | None = None,
+    step: int, tokens: Tensor | None = None, generated: Tensor | None = None, first_end: int = 10**6, **known: Any
 ) -> StepContext:
     """A context whose ``tokens`` are ``(rows, step)``; ``generated`` begins with the start token where that counts."""
-    if tokens is None:
-        tokens = torch.zeros(1, step, dtype=torch.int64)
-    rows = tokens.size(0)
+    tokens = torch.zeros(1, step, dtype=torch.int64) if tokens is None else tokens
     counts_start = generated is not None and generated.size(1) > tokens.size(1)
-    start = generated[:, :1] if generated is not None and counts_start else torch.full((rows, 1), eos)
-    whole = torch.cat([start.to(tokens.dtype), tokens], dim=1)
-    known = batch_info(
-        rows,
-        1,
-        eos=eos,
-        pad=pad,
-        ids=torch.arange(rows) if sentences is None else sentences,
-        max_lengths=torch.full((rows,), 10**6) if max_lengths is None else max_lengths,
-        counts_start=counts_start,
-        start_offsets=start_offsets,
-        prefix_tokens=prefix_tokens,
-        src_tokens=src_tokens,
-        src_padding=src_padding,
-    )
-    return StepContext(step, known, 1, first_end, lambda: whole)
+    start = generated[:, :1] if generated is not None and counts_start else torch.full((len(tokens), 1), 2)
+    whole = torch.cat([start, tokens], dim=1)
+    batch = batch_info(len(tokens), 1, counts_start=counts_start, **known)
+    return StepContext(step, batch, 1, first_end, lambda: whole)

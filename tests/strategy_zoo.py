@@ -15,7 +15,7 @@ from seqgen.core.search import Search
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.registry import SEARCHES
 from tests.generators import make_generator
-from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary
+from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
 PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
@@ -65,12 +65,10 @@ class ReadableDecoder(ScriptedDecoder):
         return features
 
 
-class Readable(EncoderDecoderModel):
+class Readable(ScriptedModel):
     def __init__(self, rule: Rule):
-        super().__init__(ScriptedEncoder(), ReadableDecoder(rule, longest=1000))
-
-    def max_positions(self) -> tuple[int, int]:
-        return 1000, 1000
+        super().__init__(rule)
+        self.decoder = ReadableDecoder(rule, longest=1000)
 
 
 def strategy(name: str) -> Search:

@@ -8,7 +8,6 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.registry import MODELS
@@ -27,18 +26,12 @@ def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None)
 
 
 def text_model(
-    name: str = "transformer_tiny",
-    seed: int = 0,
-    task: DecodingTask | None = None,
-    sharpness: float = 1.5,
-    **changes: Any,
+    name: str = "transformer_tiny", seed: int = 0, task: Any = None, sharpness: float = 1.5, **changes: Any
 ) -> ModelInMemory:
     """A registered model in float64 with scaled random weights, so that hypotheses differ and some end early."""
     task = task or task_of()
     torch.manual_seed(seed)
-    model: EncoderDecoderModel = (
-        MODELS.entry(name).component.build_model(small_config(name, **changes), task).double().eval()
-    )
+    model = MODELS.entry(name).component.build_model(small_config(name, **changes), task).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(sharpness)

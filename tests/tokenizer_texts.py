@@ -14,34 +14,15 @@ HARD = [
     *("<extra_id_0>", " <extra_id_0>", "<extra_id_0> ", "  <extra_id_0>  ", "a dog <extra_id_0>.", "dog<extra_id_0>."),
     *("a <extra_id_0> .", "<extra_id_0> a <extra_id_1> dog", "<extra_id_0><extra_id_1>", "a<extra_id_0>b<extra_id_1>c"),
     *("<extra_id_0> <extra_id_1>  <extra_id_2>", "a <extra_id_99> b <extra_id_100> c", "<extra_id_0", "<extra_id_01>"),
-    *(
-        "<<extra_id_1>>",
-        "x <extra_id_5>\n\t y",
-        "<extra_id_3>, and <extra_id_4>.",
-        ",<extra_id_3>,",
-        "<unk>",
-        "a<unk>b",
-    ),
+    *("<<extra_id_1>>", "x <extra_id_5>\n\t y", "<extra_id_3>, and <extra_id_4>.", ",<extra_id_3>,"),
+    *("<unk>", "a<unk>b"),
     *("</s>", "a </s>", "a</s> b", "</s></s>", "a </s> </s>", "</s> <pad>", "<pad>", "a <pad> b<pad>c", "a <unk> b"),
     *("<s> b", "<unk> <extra_id_0> </s>", "it 's , no . n't !"),
 ]
 LONG = ["dog " * 2000, "x" * 4000, "<extra_id_1> w " * 400]
-ATOMS = [
-    "a",
-    "dog",
-    " ",
-    "  ",
-    "\t",
-    "<extra_id_0>",
-    "<extra_id_1>",
-    "<extra_id_99>",
-    "</s>",
-    "<pad>",
-    "<unk>",
-    "▁",
-    ".",
-]
-ATOMS += [",", "😀", "é", "e\u0301", "\n", "<", "_", ">", "中", "\u3000", "'", "Hund", "<new>", "ab cd", "two people"]
+ATOMS = ["a", "dog", " ", "  ", "\t", *(f"<extra_id_{number}>" for number in (0, 1, 99)), "</s>", "<pad>", "<unk>"]
+ATOMS += ["▁", ".", ",", "😀", "é", "e\u0301", "\n", "<", "_", ">", "中", "\u3000", "'", "Hund", "<new>"]
+ATOMS += ["ab cd", "two people"]
 RANDOM = random.Random(1)
 HARD += ["".join(RANDOM.choices(ATOMS, k=RANDOM.randint(1, 9))) for _ in range(100)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 import shutil
 import socket
 import sys
@@ -16,10 +17,12 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.checkpoints.run_checkpoints import read_training_state, read_weights
+from seqgen.cli.run_folder import write_config
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.core.structures import Batch
@@ -30,25 +33,13 @@ from seqgen.training.train import StopSignals, train
 from seqgen.training.trainer import Trainer
 from seqgen.training.training_loop import TrainingRun
 
-TINY = [
-    "task.train_size=120",
-    "task.vocab_size=60",
-    "model=transformer_tiny",
-    *(
-        f"model.{side}_{key}"
-        for side in ("encoder", "decoder")
-        for key in ("embed_dim=16", "layers=1", "ffn_embed_dim=16")
-    ),
-    *(f"model.{side}_attention_heads=2" for side in ("encoder", "decoder")),
-    "dataset.max_tokens=400",
-    "dataset.max_tokens_valid=8000",
-    "dataset.num_workers=0",
-    "lr_scheduler.warmup_updates=4",
-    "common.log_interval=2",
-    "common.log_format=none",
-    "common.tensorboard=false",
-    "generation.max_len_b=20",
-]
+_SIZES = ("embed_dim=16", "layers=1", "ffn_embed_dim=16", "attention_heads=2")
+_KEYS = (
+    "task.train_size=120 task.vocab_size=60 model=transformer_tiny dataset.max_tokens=400 dataset.num_workers=0 "
+    "dataset.max_tokens_valid=8000 lr_scheduler.warmup_updates=4 common.log_interval=2 common.log_format=none "
+    "common.tensorboard=false generation.max_len_b=20"
+)
+TINY = [*_KEYS.split(), *(f"model.{side}_{size}" for side in ("encoder", "decoder") for size in _SIZES)]
 
 
 @functools.cache  # Hydra takes longer than such a training run
@@ -68,7 +59,8 @@ class Lab:
         self.shared = root / "shared"
 
     def config(self, *overrides: str) -> TrainConfig:
-        """The tiny configuration with some values changed."""
+        """The tiny configuration with some values changed; each text gives one key or several, with spaces between."""
+        overrides = tuple(key for text in overrides for key in re.split(r" (?=[\w.]+=)", text))
         chosen = {override.partition("=")[0] for override in overrides}
         defaults = [item for item in TINY if "model" not in chosen or not item.startswith("model")]
         return copy.deepcopy(_compose((*defaults, f"task.cache_dir={self.root / 'cache'}", *overrides)))
@@ -102,7 +94,10 @@ class Lab:
         folder = self.root / name
         folder.mkdir(exist_ok=True)
         cfg = self.config(*overrides)
-        self.exit_code = train(cfg, self.task(cfg, folder), folder)
+        task = self.task(cfg, folder)
+        if not (folder / "config.yaml").exists():
+            write_config(folder, cfg)
+        self.exit_code = train(cfg, task, folder)
         return folder
 
 
@@ -128,6 +123,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
     torch.set_num_threads(threads)
 
 
+def names(run: Path) -> set[str]:
+    """The names of the checkpoints of a run."""
+    return {path.name for path in (run / "checkpoints").iterdir()}
+
+
 def records(run: Path, event: str = "train") -> list[dict[str, Any]]:
     """The records of one kind in the log, without values that depend on the clock."""
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
@@ -145,27 +145,17 @@ def everything(run: Path, name: str = "last") -> dict[str, Any]:
     return {"weights": read_weights(checkpoint), "state": state}
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any) -> dict[str, Any]:
     """The leaves of nested values, by path."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
-        return {prefix: value}
-    return {path: leaf for key, item in items for path, leaf in flat(item, f"{prefix}/{key}").items()}
+    return {keystr(path): leaf for path, leaf in tree_flatten_with_path(value)[0]}
 
 
 def assert_identical(got: Any, wanted: Any) -> None:
     """Two states are bit-identical; the message names the paths that differ."""
     one, other = flat(got), flat(wanted)
     assert one.keys() == other.keys()
-    different = [
-        key
-        for key in one
-        if not (torch.equal(one[key], other[key]) if isinstance(one[key], Tensor) else one[key] == other[key])
-    ]
-    assert not different, different
+    same = lambda a, b: torch.equal(a, b) if isinstance(a, Tensor) else a == b  # noqa: E731
+    assert not (different := [key for key in one if not same(one[key], other[key])]), different
 
 
 if __name__ == "__main__":  # a run in a process of its own: ROOT NAME OVERRIDES...

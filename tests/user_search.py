@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
-from seqgen.config import option
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.candidates import Candidates
-from seqgen.core.context import StepContext
-from seqgen.core.scores import Scores
-from seqgen.registry import register_search
+from seqgen.extend import BeamSearch, Candidates, Scores, StepContext, option, register_search
 
 
 @dataclass
@@ -29,5 +22,4 @@ class PruningSearch(BeamSearch):
 
     def step(self, context: StepContext, scores: Scores) -> Candidates:
         found = super().step(context, scores)
-        low = found.scores < found.scores[:, :1] - self.delta
-        return replace(found, scores=found.scores.masked_fill(low, -torch.inf))
+        return found.without(found.scores < found.scores[:, :1] - self.delta)

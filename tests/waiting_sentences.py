@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, Source
+from seqgen.core.structures import Batch
 from seqgen.decoding.continuous_batching import generate_continuously
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB
@@ -20,12 +19,6 @@ def sources(count: int, seed: int) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
     return [(*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), 2) for n in lengths]
-
-
-def padded_on_the_left(source: Source) -> Tensor:
-    """The tokens of a source that is padded on the right, padded on the left."""
-    rows = zip(source.src_tokens, source.src_lengths.tolist(), strict=True)
-    return torch.stack([row.roll(len(row) - length) for row, length in rows])
 
 
 def queue(
@@ -39,10 +32,8 @@ def queue(
         taken = [waiting.pop(0) for _ in range(min(size - running, len(waiting)))]
         if not taken:
             return None
-        batch = batch_of([row for _, row in taken])
-        tokens = padded_on_the_left(batch.source) if left else batch.source.src_tokens
-        ids = torch.tensor([number for number, _ in taken])
-        return replace(batch, ids=ids, source=Source(tokens, batch.source.src_lengths))
+        batch = batch_of([row for _, row in taken], left=left)
+        return replace(batch, ids=torch.tensor([number for number, _ in taken]))
 
     return take, asked
 

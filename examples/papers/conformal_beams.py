@@ -53,7 +53,7 @@ from seqgen.extend import (
 class ConformalConfig:
     """Configuration of conformal pruning; its fields are the keys ``search.FIELD``."""
 
-    file: str = option("", "thresholds, written by `python examples/papers/conformal_beams.py`")
+    file: str = option("", "thresholds, by `python examples/papers/conformal_beams.py`", role="input_path")
 
 
 @register_search("conformal", config=ConformalConfig)

@@ -168,8 +168,9 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
     result = _GATED.get(known, "") if gated else known
     if not result:
         raise CheckpointError(
-            f"{config.path}: the {'gated ' if gated else ''}activation {activation!r} is not supported; seqgen "
-            f"supports {', '.join(sorted(_ACTIVATIONS))}, and those besides gelu and gelu_python also gated"
+            f"{config.path}: feed_forward_proj, dense_act_fn and is_gated_act give the {'gated ' if gated else ''}"
+            f"activation {activation!r}, which is not supported; seqgen supports {', '.join(sorted(_ACTIVATIONS))}, "
+            "and those besides gelu and gelu_python also gated"
         )
     return result
 

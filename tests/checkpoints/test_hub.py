@@ -24,7 +24,7 @@ from tests.covering import covering
 from tests.hub_server import Hub, serve
 from tests.pretrained_folders import write_model
 
-constants = pytest.importorskip("huggingface_hub.constants")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 REPOSITORY = "somebody/small"
 PATH = f"hf:{REPOSITORY}"
@@ -69,24 +69,11 @@ def test_only_what_is_read_is_downloaded(hub: Hub, folder: Path) -> None:
 
 def test_files_of_torch_where_there_are_no_others(hub: Hub, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.mkdir()
-    for path in folder.iterdir():
-        if path.is_file() and path.name not in UNUSED and path.suffix != ".safetensors":
-            (other / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(folder / "model.safetensors"), other / "pytorch_model.bin")
     hub.add("somebody/old", other)
     assert same_weights(load_model("hf:somebody/old").model, load_model(folder).model)
     assert "pytorch_model.bin" in hub.downloaded
-
-
-def write_shards(folder: Path) -> None:
-    """Write each weight of a folder into a file, as transformers does with large ones."""
-    tensors = load_file(folder / "model.safetensors")
-    names = {name: f"model-{n:05}-of-{len(tensors):05}.safetensors" for n, name in enumerate(tensors, start=1)}
-    for name, file in names.items():
-        save_file({name: tensors[name]}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    (folder / "model.safetensors").unlink()
 
 
 def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
@@ -97,7 +84,13 @@ def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
         for parameter in loaded.model.parameters():
             parameter.mul_(2)
     save_pretrained(loaded.model, tmp_path / "new", loaded.task.target_tokenizer)
-    write_shards(tmp_path / "new")
+    path = tmp_path / "new" / "model.safetensors"
+    weights = load_file(path)
+    shards = {name: f"model-{at:05}-of-{len(weights):05}.safetensors" for at, name in enumerate(weights, start=1)}
+    for name, file in shards.items():
+        save_file({name: weights[name]}, path.with_name(file))
+    path.with_name("model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    path.unlink()
     hub.add(REPOSITORY, tmp_path / "new", "v2")
     assert same_weights(load_model(f"{PATH}@v2").model, loaded.model)
     assert same_weights(load_model(f"{PATH}@{hub.commit(REPOSITORY, 'v2')}").model, loaded.model)
@@ -203,7 +196,7 @@ def test_what_is_refused(hub: Hub, folder: Path, tmp_path: Path, monkeypatch: py
     hub.stop()
     with pytest.raises(CheckpointError, match=r"is not in the cache, .*cache, and http://127.* cannot be reached"):
         local_path(PATH)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match=r"is not in the cache, .*, and HF_HUB_OFFLINE is set"):
         local_path(PATH)
     refused(command("generate", f"path={PATH}", "input=-"), "HF_HUB_OFFLINE is set")

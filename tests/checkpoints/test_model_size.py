@@ -41,8 +41,6 @@ def test_a_model_is_complete_with_its_saved_weights(name: str) -> None:
     materialize(model, CPU)
     model.load_state_dict(built.state_dict())
     for (key, wanted), got in zip(
-        [*built.named_parameters(), *built.named_buffers()],
-        [*model.parameters(), *model.buffers()],
-        strict=True,
+        [*built.named_parameters(), *built.named_buffers()], [*model.parameters(), *model.buffers()], strict=True
     ):
         assert torch.equal(got, wanted), key

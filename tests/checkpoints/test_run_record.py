@@ -82,16 +82,23 @@ def commands_on(run: Path, data: Path) -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_tokenizer_that_is_missing_is_not_made_again(run: Path, data: Path, older: bool) -> None:
-    shutil.rmtree(run / "tokenizer")
-    if older:
+@pytest.mark.parametrize("state", ["missing", "missing from an older run", "damaged"])
+def test_a_tokenizer_is_not_made_again(run: Path, data: Path, state: str) -> None:
+    path, words = run / "tokenizer", ("is missing", "copy")
+    if state == "damaged":
+        path, words = path / "sentencepiece.model", ("checksum differs", "copy it again")
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+    else:
+        shutil.rmtree(path)
+    if "older" in state:
         (run / RUN_CHECKSUMS).unlink()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     for name, arguments in commands_on(run, data).items():
-        if older and name == "average":
+        if "older" in state and name == "average":
             continue  # it does not use the tokenizer, and no record shows that one is missing
-        refused(command(*arguments), f"{run}/tokenizer", "is missing", "copy")
+        refused(command(*arguments), str(path), *words)
         after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
         assert after == before, name
 
@@ -112,12 +119,8 @@ def test_before_training_a_tokenizer_may_be_made_again(data: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model__encoder_attention_heads", 4),
-        ("model__activation_fn", "gelu"),
-        ("model__dropout", 0.5),
-        ("task__max_source_positions", 7),
-        ("task__joined_dictionary", False),
-        ("task__tokenizer", "whitespace"),
+        *(("model__encoder_attention_heads", 4), ("model__activation_fn", "gelu"), ("model__dropout", 0.5)),
+        *(("task__max_source_positions", 7), ("task__joined_dictionary", False), ("task__tokenizer", "whitespace")),
     ],
 )
 def test_what_says_how_the_model_computes_stays(run: Path, data: Path, key: str, value: Any) -> None:
@@ -142,15 +145,6 @@ def test_saved_settings_keep_the_rules_of_the_run(run: Path) -> None:
         generation = yaml.safe_load((run / "config.yaml").read_text())["generation"]
         assert (generation["beam"], generation["semantics"]) == (3, kept)
     assert outputs(run)[1] == [], "what was saved is no edit"
-
-
-def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -> None:
-    path = run / "tokenizer" / "sentencepiece.model"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-    for arguments in commands_on(run, data).values():
-        refused(command(*arguments), str(path), "checksum differs", "copy it again")
 
 
 def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path, data: Path) -> None:

@@ -12,96 +12,63 @@ import pytest
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.cli.completion import completion_script
 from seqgen.cli.keys import every_key
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import TrainConfig
 from tests.commands import command
 
-CASES = [
-    ("optimization.l", ["optimization.lr="]),
-    ("common.device=", ["auto", "cpu", "cuda", "mps"]),
-    ("common.bf16=", ["false", "true"]),
-    ("model=transformer_t", ["transformer_tiny"]),
-    ("generation.search=div", ["diverse_beam", "diverse_siblings"]),
-    ("run_dir=runs/", ["runs/a", "runs/b"]),
-    ("config=runs/a/", ["runs/a/config.yaml"]),
-]
 BASH = r"""
-source "$1"
-COMP_LINE=$2 COMP_POINT=${#2} COMP_WORDBREAKS=$' \t\n"\'><=;|&(:'
+source script.bash
+COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDBREAKS=$' \t\n"\'><=;|&(:'
 compopt() { :; }
-_seqgen_train
+"_seqgen_$2"
 printf '%s\n' "${COMPREPLY[@]}"
 """
 
 
 @functools.cache
-def script() -> str:
-    return completion_script(TrainConfig, "seqgen-train", "bash")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for run in ("a", "b"):
-        (tmp_path / "runs" / run).mkdir(parents=True)
-        (tmp_path / "runs" / run / "config.yaml").touch()
-    (tmp_path / "script.bash").write_text(script())
-    return tmp_path
-
-
-def completed(folder: Path, *words: str) -> list[str]:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr == ""
-    return done.stdout.split("\n")[:-1]
+def script(name: str) -> str:
+    return command(name, "--completion", "bash").out
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        *CASES,
-        ("finetune", []),
-        ("optimization.freeze=[a,", []),
-        ("path=[runs/a,runs/", []),
-        ("checkpoint.finetune_from=runs/", ["runs/a", "runs/b"]),
-        ("--help model.d_m", ["model.d_model"]),
-        ("--comp", ["--completion"]),
-        ("--completion ", ["bash"]),
+        ("train run_dir=x optimization.l", ["optimization.lr="]),
+        ("train run_dir=x common.device=", ["auto", "cpu", "cuda", "mps"]),
+        ("train run_dir=x common.bf16=", ["false", "true"]),
+        ("train run_dir=x model=transformer_t", ["transformer_tiny"]),
+        ("train run_dir=x generation.search=div", ["diverse_beam", "diverse_siblings"]),
+        ("train run_dir=runs/", ["runs/a", "runs/b"]),
+        ("train config=runs/a/", ["runs/a/config.yaml"]),
+        ("train finetune", []),
+        ("train optimization.freeze=[a,", []),
+        ("train path=[runs/a,runs/", []),
+        ("train checkpoint.finetune_from=runs/", ["runs/a", "runs/b"]),
+        ("train --help model.d_m", ["model.d_model"]),
+        ("train --comp", ["--completion"]),
+        ("train --completion ", ["bash"]),
+        ("generate path=[runs/a,runs/", ["[runs/a,runs/a", "[runs/a,runs/b"]),
+        ("show ru", ["runs", "runs/a", "runs/b"]),
+        ("show sort=tok", ["tokens_per_second", "tokens/s"]),
+        ("show scr", ["script.bash"]),
+        ("diff oth", ["other="]),
+        ("score metrics=[bleu,te", ["[bleu,ter"]),
     ],
 )
-def test_bash(typed: str, expected: Sequence[str], folder: Path) -> None:
-    found = completed(folder, "bash", "-c", BASH, "bash", "script.bash", f"seqgen-train run_dir=x {typed}")
-    assert sorted({*found} - {""}) == sorted(expected)
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
-def test_a_list_of_runs_is_completed_item_by_item(folder: Path) -> None:
-    (folder / "generate").write_text(completion_script(GenerateConfig, "seqgen-train", "bash"))
-    found = completed(folder, "bash", "-c", BASH, "bash", "generate", "seqgen-train path=[runs/a,runs/")
-    assert sorted({*found}) == ["[runs/a,runs/a", "[runs/a,runs/b"]
-
-
-WORDS = [
-    ("show ru", ["runs", "runs/a", "runs/b"]),
-    ("diff oth", ["other="]),
-    ("show sort=tok", ["tokens_per_second", "tokens/s"]),
-    ("score metrics=[bleu,te", ["ter"]),
-    ("show scr", ["script.bash"]),
-]
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
-@pytest.mark.parametrize(("typed", "expected"), WORDS)
-def test_words(typed: str, expected: Sequence[str], folder: Path) -> None:
+def test_bash(typed: str, expected: Sequence[str], tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "config.yaml").touch()
     name = typed.split()[0]
-    (folder / "s").write_text(command(name, "--completion", "bash").out)
-    text = BASH.replace("_seqgen_train", f"_seqgen_{name}")
-    found = completed(folder, "bash", "-c", text, "bash", "s", f"seqgen-{typed}")
-    assert sorted({item.removeprefix("[bleu,") for item in found} - {""}) == sorted(expected)
+    (tmp_path / "script.bash").write_text(script(name))
+    words = ["bash", "-c", BASH, "bash", f"seqgen-{typed}", name]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
+    assert sorted({*done.stdout.split("\n")} - {""}) == sorted(expected)
 
 
 def test_a_script_has_every_key() -> None:
     keys = every_key(TrainConfig)
-    text = script()
     assert len(keys) > 200
-    assert not [key.name for key in keys if f"{key.name}=" not in text]
+    assert not [key.name for key in keys if f"{key.name}=" not in script("train")]

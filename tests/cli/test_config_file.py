@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +18,7 @@ from seqgen.config.values import to_dict
 from tests.cli.test_help import SCHEMAS
 from tests.commands import command
 
-ROOT = Path(__file__).parent.parent.parent
-NO_FILES = {"user_files", "column", "source_lang", "target_lang", "pairs", "languages", "ignore",
-    "dictionary", "sentencepiece", "title", "file"}  # fmt: skip
+NO_FILES = {"column", "source_lang", "target_lang", "pairs", "languages"}
 """Keys whose help speaks of files, but whose values name none that is written."""
 
 
@@ -46,27 +42,19 @@ def test_a_configuration_goes_through_a_file_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_file_written_by_hand_and_the_command_line(tmp_path: Path) -> None:
-    key = written(
-        tmp_path / "a.yaml", "model: transformer_tiny\nmodel.dropout: 0.3\noptimization:\n  lr: 1e-3\n  clip_norm: 2\n"
-    )
-    read = with_config_files(TrainConfig, [key, "optimization.clip_norm=5"])
-    config = compose(TrainConfig, read.overrides)
-    assert type(config.model).__name__ == "TransformerConfig"
-    assert config.model.encoder_embed_dim == compose(TrainConfig, ["model=transformer_tiny"]).model.encoder_embed_dim
-    assert (config.model.dropout, config.optimization.lr, config.optimization.clip_norm) == (0.3, [1e-3], 5)
-
-
-def test_another_model_on_the_command_line_removes_the_keys_of_the_files_model(tmp_path: Path) -> None:
+    text = "model: transformer_tiny\nmodel.dropout: 0.3\noptimization:\n  lr: 1e-3\n  clip_norm: 2\n"
+    key = written(tmp_path / "a.yaml", text)
+    config = compose(TrainConfig, with_config_files(TrainConfig, [key, "optimization.clip_norm=5"]).overrides)
+    assert config.model == compose(TrainConfig, ["model=transformer_tiny", "model.dropout=0.3"]).model
+    assert (config.optimization.lr, config.optimization.clip_norm) == ([1e-3], 5)
+    # another model removes the keys of the file's model
     key = written(tmp_path / "a.yaml", "model: {_name: t5, d_model: 64}\ncommon.seed: 3\n")
     read = with_config_files(TrainConfig, [key, "model=fconv_tiny"])
     assert read.overrides == ["common.seed=3", "model=fconv_tiny"]
     assert read.messages == [f"{key}: model.* is not used, because model=fconv_tiny is given"]
-
-
-def test_later_files_override_earlier_ones(tmp_path: Path) -> None:
-    first, second = (written(tmp_path / f"{n}.yaml", f"common: {{seed: {n}}}\n") for n in (1, 2))
-    both = f"config=[{first.partition('=')[2]},{second.partition('=')[2]}]"
-    assert with_config_files(TrainConfig, [both]).overrides == ["common.seed=2"]
+    # a later file overrides an earlier one
+    files = [written(tmp_path / f"{n}.yaml", f"common: {{seed: {n}}}\n").partition("=")[2] for n in (1, 2)]
+    assert with_config_files(TrainConfig, [f"config=[{','.join(files)}]"]).overrides == ["common.seed=2"]
 
 
 @pytest.mark.parametrize(
@@ -106,23 +94,12 @@ def test_a_file_imports_nothing(content: str, tmp_path: Path) -> None:
     assert canary.exists() != ("=" in content)
 
 
-def options() -> Iterator[tuple[str, str, bool]]:
-    """The key and the help of each option whose values are free text, and whether it is one of the examples."""
-    for top in ("seqgen", "cli", "tasks", "models", "examples"):
-        for text in (path.read_text("utf-8") for path in (ROOT / top).rglob("*.py")):
-            for node in ast.walk(ast.parse(text)) if "= option(" in text else ():
-                match node:
-                    case ast.AnnAssign(ast.Name(key), kind, ast.Call(ast.Name("option"), [_, shown, *_], keywords)):
-                        is_declared = {"role", "choices"} & {word.arg for word in keywords}
-                        if "str" in ast.unparse(kind) and not is_declared:
-                            yield key, ast.unparse(shown), top == "examples"
-
-
 def test_what_is_written_and_what_runs_code_is_declared() -> None:
     """In every command; a key that a file may set names an input, or no file at all."""
-    for key, shown, is_example in options():
-        is_written = re.search(r"to write|written|append|output file|(file|folder) for|the page|import|cache", shown)
-        is_file = not is_example and re.search(r"\b(files?|folders?)\b", shown)
-        assert key in NO_FILES or not (is_written or is_file), f"{key} ({shown}): what does it name?"
-    keys = [key for schema in SCHEMAS.values() for key in every_key(schema) if key.role in ("output_path", "code")]
-    assert len(keys) > 20
+    keys = [key for schema in SCHEMAS.values() for key in every_key(schema)]
+    files = re.compile(r"to write|written|append|the page|import|cache|\b(files?|folders?)\b")
+    for key in keys:
+        if "str" in str(key.annotation) and not key.role and not key.field.metadata.get("choices"):
+            is_known = key.name.rpartition(".")[2] in NO_FILES
+            assert is_known or not files.search(key.help), f"{key.name} ({key.help}): what does it name?"
+    assert len([key for key in keys if key.role in ("output_path", "code")]) > 20

@@ -34,39 +34,29 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
 
 def test_prefixes(runs: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix.de"
-    prefix.write_text("einen Hund\n\nder\nder Mann\n", encoding="utf-8")
+    prefix.write_text("einen Hund\n\n\nder Mann\n", encoding="utf-8")
     found = records(generate(runs / "fconv", f"prefix={prefix}", "format=json", "generation.nbest=2"))
     free = records(generate(runs / "fconv", "format=json", "generation.nbest=2"))
-    assert all(h["text"].startswith("einen Hund") for h in found[0]["hypotheses"])
-    assert all(h["text"].startswith("der Mann") for h in found[3]["hypotheses"])
     assert found[1]["hypotheses"] == free[1]["hypotheses"], "an empty one asks for nothing"
-    assert found[0]["prefix"] == "einen Hund"
-    assert "prefix" not in found[1]
-    source = tmp_path / "source.en"
-    source.write_bytes(STDIN)
-    command("generate", f"path={runs}/fconv", f"input={source}", f"prefix={prefix}", f"output={tmp_path}/out")
-    assert (tmp_path / "out").read_text().splitlines()[0].startswith("einen Hund")
-    long = tmp_path / "long.de"
-    long.write_text("der Hund sieht einen Mann und der Hund sieht einen Mann\n\n\n\n", encoding="utf-8")
-    outcome = generate(runs / "fconv", f"prefix={long}")
-    assert "line 1: of " in outcome.err
-    assert "prefix tokens only the first 12 fit" in outcome.err
+    assert [record.get("prefix", "") for record in found] == ["einen Hund", "", "", "der Mann"]
+    assert all(h["text"].startswith(record.get("prefix", "")) for record in found for h in record["hypotheses"])
 
 
-@pytest.mark.parametrize("further", [(), ("generation.sampling=true",), ("generation.buffer_size=4",)])
-def test_a_stream_is_the_text(runs: Path, further: tuple[str, ...]) -> None:
-    plain = generate(runs / "transformer", "generation.beam=1", *further)
-    streamed = generate(runs / "transformer", "stream=true", *further)
+def test_a_stream_is_the_text(runs: Path) -> None:
+    plain = generate(runs / "transformer", "generation.beam=1", "generation.sampling=true")
+    streamed = generate(runs / "transformer", "stream=true", "generation.sampling=true")
     assert (streamed.code, streamed.out) == (0, plain.out)
     assert "line 3: the line is empty" in streamed.err
 
 
 def test_json_tells_how_and_what_each_member_says(runs: Path) -> None:
     members = f"[{runs}/fconv,{runs}/transformer]"
-    first = records(generate(members, "format=json"))[0]
-    assert first["semantics"] == "fairseq"
-    assert "seed" not in first
-    best = first["hypotheses"][0]
+    found = records(generate(members, "format=json", "generation.nbest=3"))
+    assert [(record["id"], len(record["hypotheses"])) for record in found] == [(0, 3), (1, 3), (2, 0), (3, 3)]
+    assert found[0]["semantics"] == "fairseq"
+    assert "seed" not in found[0]
+    best = found[0]["hypotheses"][0]
+    assert best["score"] == pytest.approx(sum(best["positional_scores"]) / len(best["tokens"]), abs=1e-5)
     assert [len(scores) for scores in best["member_scores"]] == [len(best["tokens"])] * 2
     assert best["model_score"] == pytest.approx(best["score"], abs=1e-5)
     sampled = records(generate(runs / "fconv", "format=json", "generation.sampling=true", "generation.seed=7"))[0]
@@ -82,7 +72,6 @@ def test_a_draft_changes_nothing(runs: Path) -> None:
     plain = generate(runs / "transformer", "generation.beam=1")
     drafted = generate(runs / "transformer", "generation.beam=1", f"generation.draft={runs}/fconv")
     assert (drafted.code, drafted.out) == (0, plain.out)
-    refused(generate(runs / "transformer", "generation.beam=1", "generation.draft=nothere"), "nothere")
 
 
 def test_a_program_that_waits_for_each_output_gets_it(runs: Path, tmp_path: Path) -> None:
@@ -112,26 +101,19 @@ def test_alignments(runs: Path) -> None:
 
 
 def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(runs / "fconv", run)
+    run = Path(shutil.copytree(runs / "fconv", tmp_path / "run"))
     seqgen.save_generation(run, GenerationConfig(beam=2, length_penalty=0.3, max_tokens=50))
     loaded = seqgen.load_model(run)
     assert loaded.generation == {"beam": 2, "length_penalty": 0.3}, "how many tokens in a batch is nothing to the model"
     own = generate(run)
-    assert (
-        "the model decodes with settings of its own, which your keys override: generation.beam=2, length_penalty=0.3"
-        in own.err
-    )
+    assert "settings of its own, which your keys override: generation.beam=2, length_penalty=0.3" in own.err
     asked = ("generation.beam=2", "generation.length_penalty=0.3")
     assert own.out == generate(runs / "fconv", *asked).out
     plain = generate(run, "generation.beam=5", "generation.length_penalty=1.0")
     assert "decoded as" not in plain.err
     assert plain.out == generate(runs / "fconv").out, "what is given counts, also where it is the default"
-    (run / "config.yaml").write_text(
-        (run / "config.yaml").read_text().replace("  length_penalty:", "  length_penaltz:")
-    )
-    with pytest.raises(ConfigError, match="did you mean 'length_penalty'"):
-        seqgen.load_model(run)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("  length_penalty:", "  length_penaltz:"))
     refused(generate(run), "length_penaltz", "did you mean 'length_penalty'")
 
 
@@ -160,9 +142,7 @@ def test_the_python_that_the_documentation_shows_runs(
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parent.parent.parent / "docs" / "python.md"
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
+    exec(compile("".join(blocks), str(page), "exec"), {})
     assert "beam=4, nbest=1" in capsys.readouterr().out
 
 
@@ -171,8 +151,7 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
     outcome = generate(folder, "format=json", "generation.max_len=12")
     found = records(outcome)
     assert "semantics=huggingface" in outcome.err
-    assert "max_len_b" not in outcome.err
-    assert "min_len" not in outcome.err
+    assert not re.search("max_len_b|min_len", outcome.err)
     assert "model_score" not in found[0]["hypotheses"][0], "it would say nothing new"
     records(generate(folder, "format=json", "generation.max_len=12", "generation.early_stopping=never"))
     assert all(record["semantics"] == "huggingface" for record in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 import runpy
 import shlex
@@ -25,22 +25,19 @@ from seqgen.config.compose import compose, expand_sweep
 from tests.commands import command
 
 ROOT = Path(__file__).parent.parent.parent
+ADDONS = {
+    "seqgen-tune": "seqgen.cli.referenced_text:ReferencedTextConfig",
+    "seqgen-show": "seqgen.addons.compare.command:ShowConfig",
+    "seqgen-calibrate": "seqgen.addons.confidence.command:CalibrateConfig",
+    "seqgen-diff": "seqgen.addons.traces.command:DiffConfig",
+    "seqgen-check": "seqgen.addons.checks.kinds:ModelCheckConfig",
+}
 SCHEMAS: dict[str, type] = {
     "seqgen-train": TrainConfig,
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
-    **{
-        program: getattr(importlib.import_module(module), name)
-        for program, module, name in (
-            ("seqgen-tune", "seqgen.cli.referenced_text", "ReferencedTextConfig"),
-            ("seqgen-show", "seqgen.addons.compare.command", "ShowConfig"),
-            ("seqgen-calibrate", "seqgen.addons.confidence.command", "CalibrateConfig"),
-            ("seqgen-diff", "seqgen.addons.traces.command", "DiffConfig"),
-            ("seqgen-check", "seqgen.addons.checks.kinds", "ModelCheckConfig"),
-        )
-        if program in installed()
-    },
+    **{program: pkgutil.resolve_name(name) for program, name in ADDONS.items() if program in installed()},
 }
 """The configuration of each command that is installed."""
 
@@ -89,6 +86,10 @@ def test_the_first_check_of_keys_refuses_no_key_that_exists() -> None:
     check_keys(["--help", "nothing"])
 
 
+def test_every_key_has_a_help_text() -> None:
+    assert [key.name for schema in SCHEMAS.values() for key in every_key(schema) if not key.help] == []
+
+
 def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["seqgen", "trian"])
     with pytest.raises(SystemExit):
@@ -130,14 +131,14 @@ def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[st
         assert words not in outcome.out
 
 
-def test_errors_are_red_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert in_red("x") == "x"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert in_red("x") == "\x1b[1;31mx\x1b[0m"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert in_red("x") == "x"
-    monkeypatch.setenv("NO_COLOR", "")
-    monkeypatch.setenv("TERM", "dumb")
-    assert in_red("x") == "x"
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "term", "red"),
+    [(False, "", "xterm", False), (True, "", "xterm", True), (True, "1", "xterm", False), (True, "", "dumb", False)],
+)
+def test_errors_are_red_on_a_terminal_only(
+    terminal: bool, no_color: str, term: str, red: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    assert in_red("x") == ("\x1b[1;31mx\x1b[0m" if red else "x")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -55,29 +54,21 @@ class Pace(LogitsProcessor):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    with user_file(tmp_path / "pace.py", FILE) as file:
-        yield file
-
-
-@contextmanager
-def user_file(file: Path, code: str) -> Iterator[Path]:
     """A user's file; its components are forgotten afterwards."""
-    file.write_text(code)
-    yield file
+    (tmp_path / "timed.py").write_text(FILE)
+    yield tmp_path / "timed.py"
     LOGITS_PROCESSORS._entries.pop("pace", None)
-    for name in [name for name, known in user_modules() if known == str(file)]:
+    for name in [name for name, known in user_modules() if known == f"{tmp_path}/timed.py"]:
         del sys.modules[name], _USER_FILES.files[name]
 
 
 def test_keys_of_a_users_file(file: Path) -> None:
-    before = [key.name for key in every_key(GenerateConfig)]
-    own = f"common.user_dir={file}"
+    before, own = {key.name for key in every_key(GenerateConfig)}, f"common.user_dir={file}"
     shown = command("generate", own, "--help", "generation.pace")
     assert "reward of each word, in nats" in shown.out, shown
-    added = ["generation.pace", "generation.paced"]
-    assert [key.name for key in every_key(GenerateConfig) if key.name not in added] == before
-    assert {*added} <= {key.name for key in every_key(TrainConfig)}
-
+    added = {"generation.pace", "generation.paced"}
+    assert {key.name for key in every_key(GenerateConfig)} - added == before
+    assert added <= {key.name for key in every_key(TrainConfig)}
     refused(command("generate", own, "path=a", "generation.pace=-1"), "generation.pace=-1.0 is below its minimum, 0")
     refused(command("generate", own, "path=a", "generation.word_bonus=1"), "did you mean 'generation.pace'?")
     cfg = GenerationConfig(beam=4, pace=0.5)  # type: ignore[call-arg]
@@ -100,14 +91,14 @@ def test_a_component_reads_the_keys(file: Path) -> None:
         Translator(text_model(), pace=-2.0)
 
 
-def test_a_key_changes_the_setup(tmp_path: Path) -> None:
+def test_a_key_changes_the_setup(file: Path, tmp_path: Path) -> None:
     """The example of docs/extending.md."""
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "timed_setup" in block)
     plain = Translator(text_model()).translate(TEXTS)
-    with user_file(tmp_path / "timed.py", code) as file:
-        import_user_dir(file)
-        found = Translator(text_model(), timed=f"{tmp_path}/seconds").translate(TEXTS)
+    file.write_text(code)
+    import_user_dir(file)
+    found = Translator(text_model(), timed=f"{tmp_path}/seconds").translate(TEXTS)
     assert [line.text for line in found] == [line.text for line in plain]
     phases = [line.split()[0] for line in (tmp_path / "seconds").read_text().splitlines()]
     assert {*phases} == {"begin", "step"}

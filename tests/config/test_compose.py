@@ -13,15 +13,7 @@ import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.cli.keys import keys_of
 from seqgen.cli.score import ScoreConfig
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.compose import (
-    MAX_VALUES,
-    chosen_components,
-    component_config,
-    component_of_key,
-    compose,
-    expand_sweep,
-    sweep_values,
-)
+from seqgen.config.compose import MAX_VALUES, component_config, component_of_key, compose, expand_sweep, sweep_values
 from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict, value_text
 from seqgen.core.errors import ConfigError
 from seqgen.registry import COMBINATIONS, Registry
@@ -29,24 +21,14 @@ from tests.cli.test_help import SCHEMAS
 
 
 def test_values_reach_their_fields() -> None:
-    cfg = compose(
-        TrainConfig,
-        ["model=transformer_tiny", "model.dropout=0.25", "dataset.max_tokens=null", "optimization.lr=[1e-3,2e-3]"],
-    )
-    assert type(cfg.model).__name__ == "TransformerConfig"
-    assert cfg.model.dropout == 0.25
-    assert cfg.dataset.max_tokens is None
-    assert cfg.optimization.lr == [1e-3, 2e-3]
-
-
-def test_one_value_is_a_list_of_one() -> None:
-    cfg = compose(TrainConfig, ["optimization.lr=1e-3", "optimization.update_freq=4"])
-    assert (cfg.optimization.lr, cfg.optimization.update_freq) == ([1e-3], [4])
-
-
-def test_the_order_of_choice_and_value_does_not_matter() -> None:
-    for overrides in (["model.dropout=0.4", "model=fconv_tiny"], ["model=fconv_tiny", "model.dropout=0.4"]):
-        assert compose(TrainConfig, overrides).model.dropout == 0.4
+    """In any order; one value is a list of one."""
+    keys = ["model=transformer_tiny", "model.dropout=0.25", "dataset.max_tokens=null", "optimization.lr=[1e-3,2e-3]"]
+    for overrides in (keys, keys[::-1]):
+        cfg = compose(TrainConfig, [*overrides, "optimization.update_freq=4", f"common.seed={2**63 - 1}"])
+        assert type(cfg.model).__name__ == "TransformerConfig"
+        assert (cfg.model.dropout, cfg.dataset.max_tokens) == (0.25, None)
+        assert (cfg.optimization.lr, cfg.optimization.update_freq) == ([1e-3, 2e-3], [4])
+        assert cfg.common.seed == 2**63 - 1, "integers have 64 bits"
 
 
 @pytest.mark.parametrize(
@@ -82,17 +64,12 @@ def test_keys_that_are_given_twice() -> None:
     assert repeated(["a=1", "b=2", "a=1", "c", "a=3"]) == ["a=1 is not used, because a=3 comes later"]
 
 
-def test_keys_of_components_have_their_name_and_their_own() -> None:
-    assert component_of_key(GenerationConfig(processors=["a", "b"]), "processor.b.x.y")[1:] == ("b", "x.y")
-
-
 def test_a_components_own_key_is_above_its_default() -> None:
+    assert component_of_key(GenerationConfig(processors=["a", "b"]), "processor.b.x.y")[1:] == ("b", "x.y")
     generation = GenerationConfig(components={"combination.weights": [0.5]})
     assert component_config(COMBINATIONS, "log", generation).weights == [0.5]
     assert component_config(COMBINATIONS, "log", GenerationConfig()).weights == []
-
-
-def test_a_command_that_scores_takes_the_keys_of_a_combination() -> None:
+    # also in a command that scores
     cfg = compose(ScoreConfig, ["combination.weights=[2,1]", "generation.combination=log", "path=[a,b]"])
     assert cfg.generation.components == {"combination.weights": [2.0, 1.0]}
 
@@ -126,20 +103,11 @@ def test_every_key_takes_its_default_and_its_limits_but_nothing_beyond(program: 
                     compose(schema, [f"{key.name}={value + beyond}"])
 
 
-def test_integers_have_64_bits() -> None:
-    assert compose(TrainConfig, [f"common.seed={2**63 - 1}"]).common.seed == 2**63 - 1
-
-
 def test_round_trip_through_plain_values() -> None:
     cfg = compose(TrainConfig, ["model=transformer_tiny", "optimizer=sgd", "lr_scheduler=cosine", "common.seed=7"])
     plain = to_dict(cfg)
     assert plain["model"]["_name"] == "transformer"
     assert from_dict(TrainConfig, plain, "config.yaml") == cfg
-
-
-def test_chosen_components() -> None:
-    chosen = chosen_components(TrainConfig, ["model=transformer_tiny", "common.seed=3"])
-    assert (chosen["model"], chosen["task"]) == ("transformer_tiny", "number_names")
 
 
 def test_registry_refuses_a_second_owner_of_a_name_or_configuration() -> None:
@@ -170,11 +138,7 @@ def test_registry_refuses_a_second_owner_of_a_name_or_configuration() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'first_big'.*choose one of: first, first_big"):
         registry.entry("frist_big")
 
-
-def test_a_component_without_options_needs_no_configuration_class() -> None:
-    registry = Registry("thing", "thing")
-
-    @registry.register("plain")
+    @registry.register("plain")  # it needs no configuration class
     class Plain: ...
 
     assert registry.of(registry.config("plain")).component is Plain

@@ -16,31 +16,15 @@ import yaml
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.user_files import (
-    _USER_FILES,
-    import_modules,
-    import_user_dir,
-    recorded_files,
-    user_modules,
-)
+from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, recorded_files, user_modules
 from seqgen.config.values import from_dict, text_list
 from seqgen.core.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
 from tests.commands import Outcome, command, refused
 from tests.training_runs import TINY
 
-OWN = (
-    "seqgen_user_same",
-    "seqgen_user_other",
-    "seqgen_user_reader",
-    "same",
-    "seqgen_user_net",
-    "seqgen_user_a_net",
-    "seqgen_user_user_search",
-    "a_net",
-    "net_config",
-)
-"""Names of the modules that the files of this test become."""
+OWN = ("seqgen_user_", "same", "a_net", "net_config")
+"""How the names of the modules begin that the files of this test become."""
 
 COMPONENTS = Path(__file__).parent.parent / "user_search.py"
 MODEL = """
@@ -61,10 +45,9 @@ class OwnModel(TransformerModel):
 def forget() -> None:
     """Unregister the user's components, so that this process is like a new one."""
     for registry in (*GROUPS.values(), *(registry for registry, _ in DECODING_COMPONENTS.values())):
-        own = [entry for entry in registry._entries.values() if entry.component.__module__.startswith(OWN)]
-        for entry in own:
-            for name in (entry.name, *entry.presets):
-                registry._entries.pop(name, None)
+        for name, entry in [*registry._entries.items()]:
+            if entry.component.__module__.startswith(OWN):
+                del registry._entries[name]
         registry.recorded.clear()
     for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
@@ -79,12 +62,10 @@ def _fresh() -> Iterator[None]:
 
 
 def arguments(run: Path, *user_dirs: Path) -> list[str]:
-    changed = [item.replace("transformer_tiny", "own_net") for item in TINY]
-    return [
-        *(f"run_dir={run}", f"common.user_dir={text_list([str(path) for path in user_dirs])}"),
-        *(*changed, "optimization.max_update=2", "common.threads=1", "common.device=cpu"),
-        *("generation.search=pruning", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"),
-    ]
+    keys = [f"run_dir={run}", f"common.user_dir={text_list([str(path) for path in user_dirs])}"]
+    keys += [*(item.replace("transformer_tiny", "own_net") for item in TINY), "common.threads=1", "common.device=cpu"]
+    keys += ["generation.search=pruning", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"]
+    return [*keys, "optimization.max_update=2"]
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +89,12 @@ def decode(run: Path, *more: str) -> Outcome:
     return command("generate", f"path={run}", "input=-", "common.device=cpu", *more, stdin=b"12\n7\n")
 
 
-def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path]) -> None:
-    run, nets = trained
+def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    """Also when it is resumed."""
+    run, nets = Path(shutil.copytree(trained[0], tmp_path / "run")), trained[1]
+    resumed = command("train", *arguments(run, nets, COMPONENTS), "optimization.max_update=3")
+    assert resumed.code == 0, resumed.err
+    assert common(run) == common(trained[0])
     assert common(run)["user_dir"] == [str(nets), str(COMPONENTS)]
     assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.pruning": str(COMPONENTS)}
 
@@ -126,36 +111,32 @@ def test_a_run_names_the_file_of_a_users_key(tmp_path: Path) -> None:
     plain = {"common": {"user_files": files}, "generation": {"own_rewards": 1.0}}
     with pytest.raises(ConfigError, match=r"unknown key 'generation.own_rewards'"):
         from_dict(TrainConfig, plain, "config.yaml")
-    another = "from seqgen.config import TrainConfig; from seqgen.config.values import from_dict; "
     plain["generation"] = {"own_reward": 1.0}
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{another}from_dict(TrainConfig, {plain!r}, 'config.yaml')"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    file = tmp_path / "a_net.py"
-    assert (
-        f"config.yaml: the key generation.own_reward was declared in {file} when the run was made; to" in ended.stderr
-    )
+    code = "from seqgen.config import TrainConfig; from seqgen.config.values import from_dict; "
+    code += f"from_dict(TrainConfig, {plain!r}, 'config.yaml')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"the key generation.own_reward was declared in {tmp_path}/a_net.py when the run was made" in ended.stderr
 
 
 def test_decoding_imports_what_is_given_and_not_what_is_recorded(trained: tuple[Path, Path]) -> None:
     run, nets = trained
-    missing = decode(run)
-    refused(
-        missing, f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; to run"
-    )
-    refused(missing, f"common.user_dir={nets / 'net.py'}, or import it in Python")
+    said = f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; to run"
+    refused(decode(run), said, f"common.user_dir={nets / 'net.py'}, or import it in Python")
+    with pytest.raises(ConfigError, match="'own_net'; it was registered in"):
+        load_model(run)
     half = decode(run, f"common.user_dir={nets}")
     refused(half, f"there is no search strategy 'pruning'; it was registered in {COMPONENTS} when the run was made")
     whole = decode(run, f"common.user_dir=[{nets},{COMPONENTS}]")
     assert whole.code == 0, whole.err
     assert whole.out.count("\n") == 2
+    assert type(load_model(run).model).__name__ == "OwnModel"
 
 
-def test_decoding_needs_nothing_that_only_trained(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    """The criterion's file may be lost; to continue the training, it is needed."""
+def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    """A run whose files were moved, or whose record was edited or deleted, loads with the files that the user gives.
+
+    The criterion's file may be lost; to continue the training, it is needed.
+    """
     run = Path(shutil.copytree(trained[0], tmp_path / "run"))
     values = yaml.safe_load((run / "config.yaml").read_text())
     values["criterion"] = {"_name": "own_loss", "weight": 3}
@@ -164,29 +145,10 @@ def test_decoding_needs_nothing_that_only_trained(trained: tuple[Path, Path], tm
     assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
     resumed = command("train", *arguments(run, trained[1], COMPONENTS))
     refused(resumed, "there is no criterion 'own_loss'; it was registered in loss.py")
-
-
-def test_python_is_told_too(trained: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match="'own_net'; it was registered in"):
-        load_model(trained[0])
-    import_user_dir(trained[1])
-    assert type(load_model(trained[0]).model).__name__ == "OwnModel"
-
-
-def test_a_resumed_run_keeps_its_record(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
-    resumed = command("train", *arguments(run, trained[1], COMPONENTS), "optimization.max_update=3")
-    assert resumed.code == 0, resumed.err
-    assert common(run) == common(trained[0])
-
-
-def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    """A run whose files were moved, or whose record was edited or deleted, loads with the files that the user gives."""
-    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["common"]["user_dir"] = ["nowhere/net.py"]
-    del config["common"]["user_files"]
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    forget()
+    values["common"]["user_dir"] = ["nowhere/net.py"]
+    del values["common"]["user_files"]
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
     refused(decode(run), "there is no model 'own_net'", "common.user_dir=FILE")
     assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
 
@@ -198,11 +160,10 @@ def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
         import_user_dir(tmp_path / name)
         import_user_dir(tmp_path / name / "same.py")  # once is enough
         (tmp_path / name / "other.py").write_text(f"NAME = {name!r}\n")
-    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_same")]
-    assert [module.NAME for module in modules] == ["one", "two"]
     import_user_dir(tmp_path / "one" / "other.py", tmp_path / "two" / "other.py")  # at once
-    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_other")]
-    assert [module.NAME for module in modules] == ["one", "two"]
+    for name in ("same", "other"):
+        modules = [module for key, module in sys.modules.items() if key.startswith(f"seqgen_user_{name}")]
+        assert [module.NAME for module in modules] == ["one", "two"]
     (tmp_path / "reader.py").write_text("from same import NAME\n")
     import_user_dir(tmp_path / "reader.py")
     assert sys.modules["seqgen_user_reader"].NAME == "two", "of one name, the last file is meant"
@@ -261,13 +222,9 @@ def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
     for path in GALLERY:
         (tmp_path / path.stem).mkdir()
         (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.stem / path.name)
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom seqgen.config.user_files import _USER_FILES, import_user_dir\n"
-        "for path in sys.argv[1:]:\n    _USER_FILES.files.clear()\n    import_user_dir(Path(path))\n"
-        "assert 'examples' not in sys.modules"
-    )
-    copies = [str(tmp_path / path.stem / path.name) for path in GALLERY]
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", code, *copies], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    code = "import sys\nfrom pathlib import Path\nfrom seqgen.config.user_files import _USER_FILES, import_user_dir\n"
+    code += "for path in sys.argv[1:]:\n    _USER_FILES.files.clear()\n    import_user_dir(Path(path))\n"
+    code += "assert 'examples' not in sys.modules"
+    program = [sys.executable, "-P", "-c", code, *(str(tmp_path / path.stem / path.name) for path in GALLERY)]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from seqgen.core.errors import DataError
@@ -89,6 +89,7 @@ def test_unshuffled_is_the_same_in_each_epoch() -> None:
 
 
 @settings(max_examples=30, deadline=None)
+@example(stop=len(iterator()), workers=1, workers_after=0)  # the last batch was consumed when the state was saved
 @given(stop=st.integers(0, 25), workers=st.integers(0, 3), workers_after=st.integers(0, 3))
 def test_resume_equals_uninterrupted(stop: int, workers: int, workers_after: int) -> None:
     whole = iterator()
@@ -102,19 +103,6 @@ def test_resume_equals_uninterrupted(stop: int, workers: int, workers_after: int
     while resumed.epoch <= 3:
         seen += [content(batch) for batch in resumed]
     assert seen == expected
-
-
-def test_state_within_the_loop_continues_with_the_next_batch() -> None:
-    it = iterator()
-    batches = []
-    for batch in it:
-        batches.append(content(batch))
-        if len(batches) == len(it):
-            last = it.state_dict()
-    other = iterator()
-    other.load_state_dict(last)
-    assert list(other) == [], "the last batch was consumed when the state was taken"
-    assert other.epoch == 2
 
 
 def test_an_interrupted_loop_continues() -> None:
@@ -150,13 +138,19 @@ def test_each_example_is_used_once_for_any_number_of_processes(
 
 
 def test_other_data_or_limits_are_refused_within_an_epoch() -> None:
-    it = iterator()
+    """Also as many examples and batches, of other lengths; at the beginning of an epoch, other data is reported."""
+    it, same, reordered = iterator(), iterator(), iterator()
+    reordered.dataset.sizes = reordered.dataset.sizes[::-1]  # type: ignore[attr-defined]
     at_start = it.state_dict()
     next(iter(it))
-    for other in (iterator(n=41), iterator(max_tokens=50)):
+    for other, said in ((iterator(41), "the training data has changed"), (iterator(max_tokens=50), "")):
         with pytest.raises(DataError, match=r"saved within an epoch of .* batches with 40 examples; now it has"):
             other.load_state_dict(it.state_dict())
-        other.load_state_dict(at_start)
+        assert other.load_state_dict(at_start).startswith(said)
+    with pytest.raises(DataError, match="or examples of other lengths"):
+        reordered.load_state_dict(it.state_dict())
+    assert same.load_state_dict(it.state_dict()) == same.load_state_dict(at_start) == ""
+    assert reordered.load_state_dict(at_start) == "the training data has changed; the new data is used from epoch 1 on"
 
 
 def worker_threads() -> list[threading.Thread]:

@@ -35,12 +35,9 @@ def as_lists(dataset: PairDataset) -> list[tuple[int, list[int], list[int]]]:
 
 def test_empty_sides_are_left_out(sides: tuple[Side, Side]) -> None:
     dataset = PairDataset(*sides, name="train")
-    assert as_lists(dataset) == [
-        (0, [4, 5, 2], [5, 2]),
-        (2, [4, 4, 4, 4, 2], [5, 5, 2]),
-        (4, [6, 6, 2], [6, 6, 6, 6, 6, 2]),
-        (5, [4, 2], [3, 2]),
-    ]
+    shorter = [(0, [4, 5, 2], [5, 2]), (5, [4, 2], [3, 2])]
+    longer = [(2, [4, 4, 4, 4, 2], [5, 5, 2]), (4, [6, 6, 2], [6, 6, 6, 6, 6, 2])]
+    assert as_lists(dataset) == sorted(shorter + longer)
     assert dataset.example(0).source.dtype == torch.int64
     assert dataset.lengths().tolist() == [[3, 2], [5, 3], [3, 6], [2, 2]]
     assert dataset.report() == [
@@ -59,10 +56,8 @@ def test_sources_without_end_of_sentence(sides: tuple[Side, Side]) -> None:
 def test_overlong_dropped(sides: tuple[Side, Side]) -> None:
     dataset = PairDataset(*sides, name="train", max_source_positions=4, max_target_positions=5)
     assert dataset.indices.tolist() == [0, 5]
-    assert dataset.report()[1] == (
-        "2 pairs of train are longer than 4 source tokens or 5 target tokens and are left out "
-        "(task.on_overlong=truncate would use their beginnings): en, line 3; en, line 5."
-    )
+    assert "longer than 4 source tokens or 5 target tokens and are left out" in dataset.report()[1]
+    assert dataset.report()[1].endswith(": en, line 3; en, line 5.")
 
 
 def test_overlong_truncated(sides: tuple[Side, Side]) -> None:
@@ -87,9 +82,6 @@ def test_limits_of_a_model(sides: tuple[Side, Side]) -> None:
     dataset = PairDataset(*sides, max_source_positions=4)
     assert dataset.limited(9, 5).indices.tolist() == [0, 5]
     assert dataset.limited(None, None).indices.tolist() == [0, 4, 5]
-
-
-def test_source_only(tmp_path: Path) -> None:
-    dataset = PairDataset(side(tmp_path, "en", SOURCE))
-    assert [e.target for e in dataset] == [None] * 5
-    assert dataset.lengths().shape == (5, 1)
+    source_only = PairDataset(sides[0])
+    assert [e.target for e in source_only] == [None] * 5
+    assert source_only.lengths().shape == (5, 1)

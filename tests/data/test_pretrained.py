@@ -61,13 +61,10 @@ def test_targets_begin_with_their_language(tmp_path: Path) -> None:
     assert marian.encode_source("a dog", target_lang="fra") == marian.encode_source(">>fra<< a dog")
 
 
-@pytest.mark.parametrize(
-    ("name", "source_lang"),
-    [
-        *(("MBartTokenizer", "en_XX"), ("MBart50Tokenizer", "en_XX")),
-        *(("NllbTokenizer", "eng_Latn"), ("M2M100Tokenizer", "en")),
-    ],
-)
+SOURCES = {"MBartTokenizer": "en_XX", "MBart50Tokenizer": "en_XX", "NllbTokenizer": "eng_Latn", "M2M100Tokenizer": "en"}
+
+
+@pytest.mark.parametrize(("name", "source_lang"), SOURCES.items())
 def test_the_default_source_language(tmp_path: Path, name: str, source_lang: str) -> None:
     """That of transformers where the folder names none; every source has its token."""
     config = {"src_lang": None, **({"additional_special_tokens": None} if name.startswith("Nllb") else {})}

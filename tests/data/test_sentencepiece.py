@@ -16,20 +16,10 @@ import sentencepiece
 
 from seqgen.core.errors import DataError
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers import pretrained
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.data.tokenizers.pretrained import (
-    byte_files,
-    load_pretrained_tokenizer,
-    make_tokenizer,
-    save_pretrained_tokenizer,
-    t5_files,
-)
-from seqgen.data.tokenizers.sentencepiece_tokenizer import (
-    T5_IDS,
-    SentencePieceTokenizer,
-    read_model,
-    train_sentencepiece,
-)
+from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
+from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from tests.pretrained_folders import sentencepiece_model, write_folder
 
@@ -96,7 +86,7 @@ def test_words_of_a_text() -> None:
 @pytest.mark.skipif(not ORACLE.is_dir(), reason="the oracle is not here")
 def test_fairseq_oracle() -> None:
     dictionary = Dictionary.load(ORACLE / "dict.txt")
-    tokenizer = SentencePieceTokenizer(read_model(ORACLE / "spm.model"), dictionary)
+    tokenizer = SentencePieceTokenizer((ORACLE / "spm.model").read_bytes(), dictionary)
     lines = (ORACLE / "expected" / "fconv.b2_unkpen-8.jsonl").read_bytes().split(b"\n")
     records = [json.loads(line) for line in lines if line]
     assert (len(dictionary), len(records)) == (4008, 100)
@@ -174,11 +164,10 @@ def test_table_of_the_documentation(tmp_path: Path) -> None:
 
 def test_a_model_with_its_own_ids_is_written_too(tmp_path: Path) -> None:
     tokenizer = SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=24))
-    save_pretrained_tokenizer(tokenizer, tmp_path)
+    pretrained.save_pretrained_tokenizer(tokenizer, tmp_path)
     other = load_pretrained_tokenizer(tmp_path)
     assert other.encode("two green dogs") == tokenizer.encode("two green dogs")
-    assert other.dictionary.symbols == tokenizer.dictionary.symbols
-    assert other.dictionary.eos() == tokenizer.dictionary.eos() == 2
+    assert (other.dictionary.symbols, other.dictionary.eos()) == (tokenizer.dictionary.symbols, 2)
 
 
 # the tokenizers of a task

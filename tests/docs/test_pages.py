@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,21 +25,15 @@ from tests.toolkit_models import write_models
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
 COMMANDS = ("seqgen-", "python examples/", "torchrun --standalone", "printf ", "paste ", "sed ", "cut ", "cp ", "{ ")
-QUICK = [
-    "optimization.max_update=3",
-    "checkpoint.save_interval_updates=1",
-    "checkpoint.keep_interval_updates=3",
-    "common.threads=1",
-]
+QUICK = ["optimization.max_update=3", "checkpoint.save_interval_updates=1", "checkpoint.keep_interval_updates=3"]
+QUICK.append("common.threads=1")
 """Appended to each training command of a page."""
 
 
 def shell_lines(page: str) -> list[str]:
     """The lines of a page's shell blocks and its indented commands, with continued lines joined and loops unrolled."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    blocks = re.findall(
-        r"^```bash\n(.*?)^```|^    ((?:seqgen-|printf |unzip )[^\n]*\n)", text, flags=re.MULTILINE | re.DOTALL
-    )
+    blocks = re.findall(r"^```bash\n(.*?)^```|^    ((?:seqgen-|printf |unzip )[^\n]*\n)", text, re.M | re.S)
     lines = []
     for block in map("".join, blocks):
         loops = re.findall(r"for (\w+) in (.*); do", block)
@@ -97,8 +92,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / f"{name}.{language}").write_bytes(text)
     lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
     answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
-    table = "".join(f"{line}\t{answer}\n" for line, answer in zip(lines, answers, strict=True))
-    (folder / "articles.tsv").write_text(table, encoding="utf-8")
+    table = (f"{line}\t{answer}\n" for line, answer in zip(lines, answers, strict=True))
+    (folder / "articles.tsv").write_text("".join(table), encoding="utf-8")
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.MULTILINE | re.DOTALL)
     (folder / "mixture.yaml").write_text(yaml)
     for name in ("a", "b"):
@@ -120,25 +115,16 @@ SHARED = "docs/README.md"
 
 
 def test_pages_link_to_where_their_files_come_from() -> None:
-    using = [
-        page for page in PAGES if page.startswith("docs/") and any("test.en" in line for line in shell_lines(page))
-    ]
-    pages = [page for page in using if page not in (SHARED, "docs/tutorial.md")]
+    pages = [page for page in PAGES if page not in ("README.md", SHARED, "docs/tutorial.md")]
+    using = [page for page in pages if any("test.en" in line for line in shell_lines(page))]
     link = "README.md#the-files-of-the-commands"
-    assert [page for page in pages if link not in (ROOT / page).read_text(encoding="utf-8")] == []
+    assert [page for page in using if link not in (ROOT / page).read_text(encoding="utf-8")] == []
 
 
-FIRST = ["README.md"]
-"""The page that a new user reads first; the others are run by the slow tests."""
+MARKS = {"README.md": [], "docs/papers.md": pytest.mark.nightly}
+"""A new user reads the README first; the commands of papers take minutes; the slow tests run the other pages."""
 
-LONG = ["docs/papers.md"]
-"""Pages whose commands take minutes; the nightly tests run them."""
-
-SHOWN = [
-    page if page in FIRST else pytest.param(page, marks=pytest.mark.nightly if page in LONG else pytest.mark.slow)
-    for page in PAGES
-    if shown_commands(page)
-]
+SHOWN = [pytest.param(page, marks=MARKS.get(page, pytest.mark.slow)) for page in PAGES if shown_commands(page)]
 
 
 @pytest.fixture
@@ -154,10 +140,9 @@ def place(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.mark.parametrize("page", SHOWN)
 def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = shown_commands(page)
-    if importlib.util.find_spec("ray") is None:
-        commands = [line for line in commands if "engine=ray" not in line]
-    if importlib.util.find_spec("ctranslate2") is None:
-        commands = [line for line in commands if "format=ctranslate2" not in line]
+    for package, key in (("ray", "engine=ray"), ("ctranslate2", "format=ctranslate2")):
+        if importlib.util.find_spec(package) is None:
+            commands = [line for line in commands if key not in line]
     if any(line.startswith("seqgen-convert format=export") for line in commands):
         pytest.importorskip("onnxruntime", reason="ONNX is not installed")
     trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
@@ -180,7 +165,7 @@ def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch
 
 PYTHON = [
     ("decoding.md", "", 2),
-    ("models.md", ".*target_lang", 0),
+    ("models.md", ".*(target_lang|save_pretrained)", 0),
     ("inspection.md", "(?!.*import Trace)", 9),
     pytest.param("inspection.md", ".*import Trace", 1, marks=pytest.mark.slow),
 ]
@@ -188,17 +173,16 @@ PYTHON = [
 
 
 @pytest.mark.parametrize(("page", "beginning", "lines"), PYTHON)
-def test_shown_python_runs(
-    page: str, beginning: str, lines: int, place: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shown_python_runs(page: str, beginning: str, lines: int, place: Path, capsys: Any) -> None:
     if "import Trace" in beginning and lines == 1:
         assert command("generate", "path=runs/a", "input=test.en", "trace=trace.jsonl.gz", "output=o.txt").code == 0
     else:
         tiny_folder(place / "T5", "t5_v1_1")
     text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("runs/nllb", "nllb")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     torch.manual_seed(0)
-    chosen = [block for block in blocks if re.match(beginning, block, re.DOTALL)]
+    chosen = [
+        block for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if re.match(beginning, block, re.S)
+    ]
     assert chosen
     exec(compile("".join(chosen), page, "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == lines
@@ -221,9 +205,8 @@ def anchors(page: Path) -> list[str]:
     return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)]
 
 
-NAMED = re.compile(
-    r"\b(?:addons|benchmarks|cli|docs|examples|models|seqgen|tasks|tests)/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b"
-)
+FOLDERS = ("addons", "benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
+NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b")
 """A file of the repository that a text names."""
 
 
@@ -232,8 +215,7 @@ OTHER_PROJECT = re.compile(r"pip install[^\n]*\bseqgen|\bseqgen\[")
 
 
 def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
-    folders = ("addons", "benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
-    files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    files = [ROOT / "README.md", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.*"))]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
     named = [(file, name) for file, text in texts.items() for name in NAMED.findall(text)]
     assert [(str(file), name) for file, name in named if not (ROOT / name).exists()] == []

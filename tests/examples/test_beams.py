@@ -19,10 +19,10 @@ from examples.papers.lookahead import Lookahead
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.search import Search
-from tests.generators import make_generator, scripted_generator
+from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, PAD, Beam, Settings, beam_search, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.scripted_model import Rule, batch_of, random_rule
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +52,11 @@ def threshold_pruning(absolute: float, relative: float = 0, local: float = 0, pe
         cfg = Settings(beam, max_len=LONGEST, min_len=0)
         words = [math.exp(next_scores(RULE, source, tokens[:-1], cfg)[tokens[-1]]) for _, tokens in found]
         best = math.exp(found[0][0])
-        return [
-            one
-            if math.exp(one[0]) >= relative * best
-            and word >= local * max(words)
-            and (not absolute or one[0] >= math.log(best) - absolute)
-            else None
-            for one, word in zip(found, words, strict=True)
+        limit = max(relative * best, best * math.exp(-absolute) if absolute else 0)
+        kept = [
+            math.exp(one[0]) >= limit and word >= local * max(words) for one, word in zip(found, words, strict=True)
         ]
+        return [one if keep else None for one, keep in zip(found, kept, strict=True)]
 
     return choose
 
@@ -83,13 +80,9 @@ def determinantal(weight: float, order: int, decay: float) -> Choose:
 
 def kernel(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
     """The string subsequence kernel by enumeration, not normalized."""
-    total = 0.0
-    for i, j in itertools.product(
-        itertools.combinations(range(len(s)), order), itertools.combinations(range(len(t)), order)
-    ):
-        if [s[k] for k in i] == [t[k] for k in j]:
-            total += decay ** (i[-1] - i[0] + 1 + j[-1] - j[0] + 1)
-    return total
+    places = (itertools.combinations(range(len(text)), order) for text in (s, t))
+    pairs = [(i, j) for i, j in itertools.product(*places) if [s[k] for k in i] == [t[k] for k in j]]
+    return sum(decay ** (i[-1] - i[0] + 1 + j[-1] - j[0] + 1) for i, j in pairs)
 
 
 def similarity(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
@@ -98,6 +91,8 @@ def similarity(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float)
 
 
 THRESHOLDS = [-2.5, -2.0, -1.6, -1.3]
+PRUNING: Any = [(1.0,), (0.0, 0.3), (0.0, 0.0, 0.4), (0.0, 0.0, 0.0, 2), (2.5, 0.1, 0.05, 3)]
+DETERMINANTAL = [(0.05, 2, 0.5), (0.3, 1, 0.9), (2.0, 2, 1.0)]
 
 
 def beam_search_tokens(beam: int, **options: Any) -> list[list[list[int]]]:
@@ -110,14 +105,8 @@ def beam_search_tokens(beam: int, **options: Any) -> list[list[list[int]]]:
     ("search", "choose"),
     [
         (ConformalPruning(THRESHOLDS), conformal(THRESHOLDS)),
-        (ThresholdPruning(1.0), threshold_pruning(1.0)),
-        (ThresholdPruning(0.0, relative=0.3), threshold_pruning(0.0, relative=0.3)),
-        (ThresholdPruning(0.0, local=0.4), threshold_pruning(0.0, local=0.4)),
-        (ThresholdPruning(0.0, per_beam=2), threshold_pruning(0.0, per_beam=2)),
-        (ThresholdPruning(2.5, 0.1, 0.05, 3), threshold_pruning(2.5, 0.1, 0.05, 3)),
-        (DeterminantalBeams(0.05, 2, 0.5), determinantal(0.05, 2, 0.5)),
-        (DeterminantalBeams(0.3, 1, 0.9), determinantal(0.3, 1, 0.9)),
-        (DeterminantalBeams(2.0, 2, 1.0), determinantal(2.0, 2, 1.0)),
+        *((ThresholdPruning(*values), threshold_pruning(*values)) for values in PRUNING),
+        *((DeterminantalBeams(*values), determinantal(*values)) for values in DETERMINANTAL),
     ],
 )
 def test_candidates_are_those_of_the_paper(search: Search, choose: Choose, skip_log_softmax: bool) -> None:
@@ -162,11 +151,11 @@ def lookahead(source: tuple[int, ...], beam: int, depth: int, weight: float) -> 
 
 @pytest.mark.parametrize(("beam", "depth", "weight"), [(1, 2, 1.0), (3, 1, 0.5), (3, 4, 1.0), (4, 9, 2.0)])
 def test_lookahead(beam: int, depth: int, weight: float) -> None:
-    options: dict[str, Any] = {"normalize_scores": False}
-    found = scripted_generator([RULE], Lookahead(depth, weight), beam, **options).generate(batch_of(SOURCES))
+    generator = scripted_generator([RULE], Lookahead(depth, weight), beam, normalize_scores=False)
+    found = generator.generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         assert_same_pairs(as_pairs(hypotheses), lookahead(source, beam, depth, weight))
-    assert [[h.tokens.tolist() for h in line] for line in found] != beam_search_tokens(beam, **options)
+    assert [[h.tokens.tolist() for h in line] for line in found] != beam_search_tokens(beam, normalize_scores=False)
 
 
 def bilevel(members: list[Rule], weights: list[float], source: tuple[int, ...], beam: int, lower: int) -> Pairs:
@@ -196,10 +185,8 @@ def bilevel(members: list[Rule], weights: list[float], source: tuple[int, ...], 
 def test_bilevel_search_is_algorithm_1(beam: int, lower: int, weights: list[float]) -> None:
     for seed in range(6):
         members = [random_rule(9, 10 * seed + number) for number in range(3)]
-        generator = make_generator(
-            [ScriptedModel(rule) for rule in members], dictionary(5), beam_size=beam, max_len_b=LONGEST,
-            search_strategy=BilevelSearch(lower), combination=ProbabilityMean(weights),
-        )  # fmt: skip
+        combination = ProbabilityMean(weights)
+        generator = scripted_generator(members, BilevelSearch(lower), beam, combination=combination, min_len=1)
         for source, found in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
             assert_same_pairs(as_pairs(found), bilevel(members, weights, source, beam, lower))
 

@@ -103,21 +103,20 @@ def datastore(model: ModelInMemory, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def features_and_lprobs(loaded: ModelInMemory, source: str, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def features_and_lprobs(loaded: ModelInMemory, source: str, target: Tensor) -> tuple[Tensor, Tensor]:
     """Features ``(T, C)`` and log-probabilities ``(T, V)`` of the tokens of a target ``(T,)``, by teacher forcing."""
     task, model = loaded.task, loaded.model
     batch: Batch = task.collate([(0, task.encode_source(source), target)], model)
-    assert batch.prev_output_tokens is not None
     encoded = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
     features = model.decoder.extract_features(batch.prev_output_tokens, encoded)[0][0]
     return features, model.decoder.output_layer(features).log_softmax(-1)
 
 
 def nearest(
-    features: np.ndarray[Any, Any], lprobs: torch.Tensor, keys: Any, values: Any, count: int, weight: float, heat: float
+    features: Any, lprobs: Tensor, keys: Any, values: Any, count: int, weight: float, heat: float
 ) -> list[float]:
     """``log(w p_kNN + (1 - w) p)`` for every token, by sorting all distances."""
-    distances = [sum((float(a) - float(b)) ** 2 for a, b in zip(key, features, strict=True)) for key in keys]
+    distances = [float(((key.astype(float) - features) ** 2).sum()) for key in keys]
     nearest = sorted(range(len(keys)), key=lambda entry: distances[entry])[:count]
     total = sum(math.exp(-distances[entry] / heat) for entry in nearest)
     neighbors = dict.fromkeys(range(len(lprobs)), 0.0)
@@ -129,13 +128,12 @@ def nearest(
 @torch.no_grad()
 def test_the_datastore_has_the_features_that_predict_each_target_token(model: ModelInMemory, datastore: Path) -> None:
     keys, values = np.load(datastore / "features.npy"), np.load(datastore / "tokens.npy")
-    wanted_values, wanted_keys = [], []
-    for source, target in PAIRS:
-        tokens = model.task.encode_target(target)
-        wanted_values += tokens.tolist()
-        wanted_keys.append(features_and_lprobs(model, source, tokens)[0])
-    assert values.tolist() == wanted_values
-    torch.testing.assert_close(torch.from_numpy(keys).double(), torch.cat(wanted_keys), atol=3e-3, rtol=3e-3)
+    targets = [model.task.encode_target(target) for _, target in PAIRS]
+    wanted = [
+        features_and_lprobs(model, *pair)[0] for pair in zip([source for source, _ in PAIRS], targets, strict=True)
+    ]
+    assert values.tolist() == torch.cat(targets).tolist()
+    torch.testing.assert_close(torch.from_numpy(keys).double(), torch.cat(wanted), atol=3e-3, rtol=3e-3)
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +24,21 @@ PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("commands") / "DATA")
-
-
-@pytest.fixture(scope="module")
-def run(data: Path) -> Path:
-    """A run of one update."""
-    arguments = [*training_arguments(data, data.parent / "run"), *SMALL_TRANSFORMER, "optimization.max_update=1"]
-    outcome = command("train", *arguments)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one update, beside its data."""
+    folder = tmp_path_factory.mktemp("commands")
+    arguments = training_arguments(corpus(folder / "DATA"), folder / "run")
+    outcome = command("train", *arguments, *SMALL_TRANSFORMER, "optimization.max_update=1")
     assert outcome.code == 0, outcome.err
-    return data.parent / "run"
+    return folder / "run"
 
 
-@pytest.fixture
-def generate(data: Path, run: Path) -> Callable[..., Outcome]:
+def generate(run: Path, file: str, *keys: str) -> Outcome:
     """Decodes the test set with a file of examples/papers."""
-
-    def decode(file: str, *keys: str) -> Outcome:
-        own = [f"common.user_dir=[{','.join(str(PAPERS / name) for name in file.split())}]"] if file else []
-        paths = [] if any(key.startswith("path=") for key in keys) else [f"path={run}"]
-        outcome = command("generate", *own, *paths, f"input={data}/test.en", "common.threads=1", *keys)
-        assert outcome.code == 0, outcome.err
-        return outcome
-
-    return decode
+    own = [f"common.user_dir={PAPERS / file}"] if file else []
+    outcome = command("generate", *own, f"path={run}", f"input={run.parent}/DATA/test.en", "common.threads=1", *keys)
+    assert outcome.code == 0, outcome.err
+    return outcome
 
 
 def ended(schema: Any, main: Any, *arguments: str) -> int:
@@ -59,29 +48,34 @@ def ended(schema: Any, main: Any, *arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
-def lines_of(data: Path, language: str) -> list[str]:
-    return (data / f"test.{language}").read_text(encoding="utf-8").splitlines()
+def lines_of(run: Path, language: str) -> list[str]:
+    return (run.parent / "DATA" / f"test.{language}").read_text(encoding="utf-8").splitlines()
 
 
-def test_knn_mt(data: Path, run: Path, generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_knn_mt(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "knn"
-    names = [f"source={data}/test.en", f"target={data}/test.de", f"datastore={store}", f"path={run}"]
+    names = [
+        f"source={run.parent}/DATA/test.en",
+        f"target={run.parent}/DATA/test.de",
+        f"datastore={store}",
+        f"path={run}",
+    ]
     assert [ended(BuildConfig, build, *names) for _ in range(2)] == [0, 2]  # the second time, the folder exists
     assert "does not exist yet" in capsys.readouterr().err
     keys = ("combination.interpolation=0.9", "combination.temperature=1")
-    found = generate("knn_mt.py", "generation.combination=knn_mt", f"combination.datastore={store}", *keys)
+    found = generate(run, "knn_mt.py", "generation.combination=knn_mt", f"combination.datastore={store}", *keys)
     combination = KnnMT(datastore=str(store), interpolation=0.9, temperature=1.0)
-    by_object = Translator(str(run)).translate(lines_of(data, "en"), combination=combination)
+    by_object = Translator(str(run)).translate(lines_of(run, "en"), combination=combination)
     assert found.out.splitlines() == [line.text for line in by_object]
-    assert {*found.out.splitlines()} & {*lines_of(data, "de")}, "hardly trained, but the datastore has the references"
+    assert {*found.out.splitlines()} & {*lines_of(run, "de")}, "hardly trained, but the datastore has the references"
 
 
-def test_wait_k(data: Path, run: Path, generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_k(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command decodes and writes the delays, and another one prints the average lagging."""
     file, task = tmp_path / "latency.jsonl", Translator(str(run)).task
-    generate("simultaneous.py", "generation.search=wait_k", "search.k=2", f"search.latency={file}")
+    generate(run, "simultaneous.py", "generation.search=wait_k", "search.k=2", f"search.latency={file}")
     lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
-    sources, references = lines_of(data, "en"), lines_of(data, "de")
+    sources, references = lines_of(run, "en"), lines_of(run, "de")
     assert sorted(lines) == list(range(len(sources)))
     plain, adaptive = [], []
     for number, (source, reference) in enumerate(zip(sources, references, strict=True)):
@@ -89,25 +83,36 @@ def test_wait_k(data: Path, run: Path, generate: Any, tmp_path: Path, capsys: py
         assert (lines[number]["source"], delays) == (size, [min(2 + t, size) for t in range(len(delays))])
         plain.append(lagging(delays, size, len(delays)))
         adaptive.append(lagging(delays, size, max(len(delays), len(task.encode_target(reference)) - 1)))
-    assert ended(LatencyConfig, report_latency, f"path={run}", f"latency={file}", f"reference={data}/test.de") == 0
+    assert (
+        ended(LatencyConfig, report_latency, f"path={run}", f"latency={file}", f"reference={run.parent}/DATA/test.de")
+        == 0
+    )
     count = len(sources)
     wanted = f"{count} lines, AL {sum(plain) / count:.2f}, LAAL {sum(adaptive) / count:.2f} source tokens"
     assert wanted in capsys.readouterr().out
 
 
-def test_medusa(data: Path, run: Path, generate: Any, tmp_path: Path) -> None:
-    files = [f"source={data}/test.en", f"target={data}/test.de", f"heads={tmp_path / 'heads'}", "count=2"]
+def test_medusa(run: Path, tmp_path: Path) -> None:
+    files = [
+        f"source={run.parent}/DATA/test.en",
+        f"target={run.parent}/DATA/test.de",
+        f"heads={tmp_path / 'heads'}",
+        "count=2",
+    ]
     assert ended(TrainHeadsConfig, train_heads, f"path={run}", *files) == 0
     keys = ("generation.beam=1", "generation.max_len=6")
-    drafted = generate("medusa.py", *keys, "generation.search=medusa", f"search.heads={tmp_path / 'heads'}")
-    assert drafted.out == generate("", *keys).out
+    drafted = generate(run, "medusa.py", *keys, "generation.search=medusa", f"search.heads={tmp_path / 'heads'}")
+    assert drafted.out == generate(run, "", *keys).out
     assert "drafted tokens were verified" in drafted.err
 
 
-def test_watermark(run: Path, generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watermark(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The text is found to be marked with its own key, and not with another one."""
     keys = ("generation.processors=[watermark]", "processor.watermark.delta=8", "generation.max_len_b=30")
-    marked, text = generate("watermark.py", *keys, "generation.sampling=true", "generation.beam=1"), tmp_path / "out"
+    marked, text = (
+        generate(run, "watermark.py", *keys, "generation.sampling=true", "generation.beam=1"),
+        tmp_path / "out",
+    )
     text.write_text(marked.out, encoding="utf-8")
     results = []
     for key in (15485863, 3):
@@ -118,9 +123,9 @@ def test_watermark(run: Path, generate: Any, tmp_path: Path, capsys: pytest.Capt
     assert results[0] < 1e-4 < results[1]
 
 
-def test_documents(data: Path, run: Path, tmp_path: Path) -> None:
+def test_documents(run: Path, tmp_path: Path) -> None:
     """Documents are separated by empty lines, as their translations are."""
-    first, second, third = lines_of(data, "en")[:3]
+    first, second, third = lines_of(run, "en")[:3]
     (tmp_path / "documents").write_text(f"{first}\n{second}\n\n\n{third}\n")
     files = [f"input={tmp_path}/documents", f"output={tmp_path}/out"]
     assert ended(DocumentsConfig, decode_documents, f"path=[{run}]", *files) == 0

@@ -55,51 +55,37 @@ def decode(models: list[Any], search: Search, sources: Any = SOURCES, **options:
 
 def with_heads(count: int) -> Callable[[Any, Path], Search]:
     """Medusa with new heads, which are often right, or several random ones."""
-
-    def search(model: Any, folder: Path) -> Search:
-        dim = dim_of(model)
-        return Medusa(written(random_heads(count, dim) if count > 1 else Heads(1, dim).double(), folder))
-
-    return search
+    heads = random_heads if count > 1 else Heads
+    return lambda model, folder: Medusa(written(heads(count, dim_of(model)).double(), folder))
 
 
 def with_trees(draft: str, *widths: int) -> Callable[[Any, Path], Search]:
     return lambda model, folder: TreeDrafts(sharp(draft), [*widths])
 
 
+NO_CACHE, PROMPTS = {"use_cache": False, "no_repeat_ngram_size": 2}, [(4, 9, 12, 2), (7, 8, 9, 2)]
+
+
 @pytest.mark.parametrize(
     ("search", "names", "options"),
     [
         (with_heads(1), ["transformer_shared"], {"semantics": "huggingface"}),
-        (with_heads(3), ["transformer_shared"], {"use_cache": False, "no_repeat_ngram_size": 2}),
+        (with_heads(3), ["transformer_shared"], NO_CACHE),
         (with_heads(3), ["fconv_tiny"], {"max_len": 3, "lazy_compaction": False}),
         (with_heads(1), ["lstm_tiny", "t5_tiny"], {"unk_penalty": -1.0}),
         (with_trees("transformer_tiny", 1, 1, 1), ["transformer_tiny", "lstm_tiny"], {"semantics": "huggingface"}),
         (with_trees("lstm_tiny", 3, 2, 1), ["transformer_tiny", "t5_tiny"], {"lazy_compaction": False}),
-        (
-            with_trees("fconv_tiny", 3, 2, 1),
-            ["fconv_tiny", "transformer_tiny"],
-            {"use_cache": False, "no_repeat_ngram_size": 2},
-        ),
-        (
-            with_trees("transformer_lm_tiny", 3, 2, 1),
-            ["transformer_lm_tiny"],
-            {"max_len": 5, "sources": [(4, 9, 12, 2), (7, 8, 9, 2)]},
-        ),
+        (with_trees("fconv_tiny", 3, 2, 1), ["fconv_tiny", "transformer_tiny"], NO_CACHE),
+        (with_trees("transformer_lm_tiny", 3, 2, 1), ["transformer_lm_tiny"], {"max_len": 5, "sources": PROMPTS}),
     ],
 )
-def test_the_output_is_that_of_greedy_search(
-    search: Callable[[Any, Path], Any], names: list[str], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_output_is_that_of_greedy_search(search: Any, names: list[str], options: Any, tmp_path: Path) -> None:
     """In batches, alone and in ensembles."""
     models = [sharp(name) for name in names]
     own = {"sources": SOURCES, **options}
     wanted, drafting = decode(models, Greedy(), **own), search(models[0], tmp_path)
     assert_same(decode(models, drafting, **own), wanted)
-    if isinstance(drafting, Medusa):
-        assert drafting.verified > 0
-    else:
-        assert 0 < drafting.passes <= drafting.steps
+    assert drafting.verified > 0 if isinstance(drafting, Medusa) else 0 < drafting.passes <= drafting.steps
     for source, hypotheses in list(zip(own["sources"], wanted, strict=True))[:2]:
         assert_same(decode(models, drafting, **{**own, "sources": [source]}), [hypotheses])
 
@@ -150,10 +136,8 @@ def test_the_loss_of_each_head_is_that_of_the_token_it_predicts() -> None:
             out = model.encoder(src.unsqueeze(0), torch.tensor([len(src)]))
             features = model.decoder.extract_features(torch.tensor([[2, *tgt[:-1]]]), out)[0]
             lprobs = model.decoder.output_layer(heads(features)[0]).log_softmax(-1)  # (T, heads, V)
-            for t in range(len(tgt)):
-                for k in range(3):
-                    if t + 1 + k < len(tgt):
-                        wanted[k] -= float(lprobs[t, k, tgt[t + 1 + k]])
+            for k in range(3):
+                wanted[k] -= sum(float(lprobs[t, k, token]) for t, token in enumerate(tgt[k + 1 :]))
     assert found.tolist() == pytest.approx(wanted, abs=1e-9)
 
 

@@ -36,12 +36,10 @@ def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Rank
     while running:
         history, total = running.pop()
         for token, score in enumerate(next_scores(rule, source, history, cfg)):
-            if score == -math.inf:
-                continue
-            if token == EOS:
+            if token == EOS and score > -math.inf:
                 value = float(ranking.score(torch.tensor(total + score, dtype=torch.float64), len(history) + 1))
                 found.append(((*history, token), value))
-            else:
+            elif score > -math.inf:
                 running.append(((*history, token), total + score))
     return sorted(found, key=lambda pair: -pair[1])
 
@@ -67,9 +65,8 @@ def test_equals_enumeration(settings: Settings, at_once: int) -> None:
     rule = random_rule(vocab=6, seed=settings.beam, sharpness=2.0)
     ranking = Ranking(settings.normalize, settings.length_penalty)
     options = {**settings.arguments(), "max_len_b": settings.max_len}
-    generator = make_generator(
-        [ScriptedModel(rule)], dictionary(2), search_strategy=ExactSearch(at_once=at_once), **options
-    )
+    search = ExactSearch(at_once=at_once)
+    generator = make_generator([ScriptedModel(rule)], dictionary(2), search_strategy=search, **options)
     results = generator.generate(batch_of(SOURCES), prefix_tokens=settings.prefixes(len(SOURCES)))
     for source, hypotheses in zip(SOURCES, results, strict=True):
         wanted = everything(rule, source, settings, ranking)
@@ -82,12 +79,11 @@ def test_wu_penalty_and_huggingface_rules() -> None:
     options = {"max_len_b": longest, "len_penalty": 1.4, "length_penalty_form": "wu", "semantics": "huggingface"}
     (found,) = scripted_generator([rule], ExactSearch(at_once=4), words=2, **options).generate(batch_of(SOURCES[:1]))
     wanted: Pairs = []
-    for length in range(longest + 2):
+    for length in range(1, longest + 2):
         for tokens in itertools.product(range(6), repeat=length):
-            if EOS in tokens[:-1] or not tokens or (tokens[-1] != EOS and length <= longest):
-                continue
-            steps = [float(rule(SOURCES[0], tokens[:i]).log_softmax(-1)[token]) for i, token in enumerate(tokens)]
-            wanted.append((tokens, sum(steps) / ((5 + length) / 6) ** 1.4))
+            if EOS not in tokens[:-1] and (tokens[-1] == EOS or length > longest):
+                steps = [float(rule(SOURCES[0], tokens[:i]).log_softmax(-1)[token]) for i, token in enumerate(tokens)]
+                wanted.append((tokens, sum(steps) / ((5 + length) / 6) ** 1.4))
     assert_same_pairs(as_pairs(found), sorted(wanted, key=lambda pair: -pair[1])[:4])
 
 
@@ -130,22 +126,16 @@ def test_best_first_beams_are_those_of_beam_search(name: str, options: dict[str,
     assert_same(decode(BestFirstBeamSearch(at_once), name, **options), decode(BeamSearch(), name, **options), 1e-6)
 
 
-def test_one_prefix_at_a_time_expands_fewest() -> None:
-    """Several at once are expanded before it is known whether all of them are needed."""
+def test_best_first_expansions_and_outputs_by_fairseqs_rules() -> None:
+    """Several at once are expanded before it is known whether all are needed; outputs are never worse than usual."""
     one, several = BestFirstBeamSearch(at_once=1), BestFirstBeamSearch(at_once=8)
-    for search in (one, several):
-        assert all(decode(search, beam_size=3, max_len_a=0.0, max_len_b=9))
+    assert all(all(decode(search, beam_size=3, max_len_a=0.0, max_len_b=9)) for search in (one, several))
     assert 0 < one.expansions < several.expansions
-
-
-def test_by_fairseqs_rules_best_first_outputs_are_never_worse() -> None:
     found, usual = (decode(search, semantics="fairseq") for search in (BestFirstBeamSearch(), BeamSearch()))
     assert all(one[0].score >= two[0].score - 1e-6 for one, two in zip(found, usual, strict=True))
 
 
-def lattice(
-    source: tuple[int, ...], budget: int, ngram: int, tolerance: int, width: int
-) -> dict[tuple[int, ...], float]:
+def lattice(source: Any, budget: int, ngram: int, tolerance: int, width: int) -> dict[tuple[int, ...], float]:
     """The outputs of the lattice and their sums, by the algorithm written with dicts and recursion."""
     cfg, edges, frontier = Settings(max_len=4, min_len=0), {}, []  # prefix -> [(token, lprob, prefix or None)]
 

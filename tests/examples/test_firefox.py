@@ -110,24 +110,17 @@ def test_a_folder_of_another_pair_is_refused(refused: Any, tmp_path: Path) -> No
         (folder / name).write_bytes(content)
     assert load_model(folder).task.language_pair == ("en", "pt")
     assert refused("pt-en", folder) == f"{folder} has no model of this pair; give another folder, which is made\n"
-    file = folder / "vocab.enpt.spm"
-    assert str(file) in refused("pt-en", file)
+    assert f"{folder}/vocab.enpt.spm" in refused("pt-en", folder / "vocab.enpt.spm")
 
 
-def records(contents: dict[str, bytes], version: str, **changes: str) -> list[dict[str, object]]:
+def records(contents: dict[str, bytes], published: str, **changes: object) -> list[dict[str, object]]:
     """Entries of Mozilla's list."""
-    return [
-        {
-            "fromLang": "en",
-            "toLang": "pt",
-            "fileType": name.partition(".")[0],
-            "version": version,
-            "name": name,
-            "attachment": {"location": f"{version}/{name}", "hash": hashlib.sha256(content).hexdigest()},
-            **changes,
-        }
-        for name, content in contents.items()
-    ]
+    found = []
+    for name, content in contents.items():
+        attachment = {"location": f"{published}/{name}", "hash": hashlib.sha256(content).hexdigest()}
+        record = {"fromLang": "en", "toLang": "pt", "fileType": name.partition(".")[0], "attachment": attachment}
+        found.append({**record, "version": published, "name": name, **changes})
+    return found
 
 
 def test_a_model_of_mozilla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,32 +144,19 @@ def test_a_model_of_mozilla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (tmp_path / "none").exists()
 
 
-def listed(**changes: object) -> bytes:
-    """A list with one file, whose record has other values."""
-    (record,) = records({"model.bin": b"x"}, "1.0")
-    return json.dumps({"data": [{**record, **changes}]}).encode()
+ODD_RECORDS: list[dict[str, object]] = [
+    *({"name": name} for name in ("../model.bin", "..", "model\0")),
+    *({"version": 7}, {"attachment": {"location": "\ud800", "hash": ""}}),
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[" * 100_000,
-        b'{"data": [{}]}',
-        b'{"data": ["x"]}',
-        b"9" * 5000,
-        listed(version=7),
-        listed(name="../model.bin"),
-        listed(name=".."),
-        listed(name="model\0"),
-        listed(attachment={"location": "\ud800", "hash": ""}),
-    ],
-)
-def test_an_odd_list_is_refused(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firefox, "read", lambda address: content)
-    with pytest.raises(DataError, match="has another format"):
-        firefox.get("en-de", tmp_path / "none")
-    assert list(tmp_path.iterdir()) == []
+def test_an_odd_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = [json.dumps({"data": records({"model.bin": b"x"}, "1.0", **odd)}).encode() for odd in ODD_RECORDS]
+    for content in (b"", b"[" * 100_000, b'{"data": [{}]}', b'{"data": ["x"]}', b"9" * 5000, *lists):
+        monkeypatch.setattr(firefox, "read", lambda address, content=content: content)
+        with pytest.raises(DataError, match="has another format"):
+            firefox.get("en-de", tmp_path / "none")
+        assert list(tmp_path.iterdir()) == []
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: "
@@ -205,26 +185,28 @@ def reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def drip(connection: socket.socket, head: bytes = HEAD + b"1000\r\n\r\n") -> None:
-    connection.sendall(head)
-    for _ in range(1000):
-        connection.sendall(b"x")
-        time.sleep(0.05)
+def dripping(head: bytes, count: int = 1000) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(head)
+        for _ in range(count):
+            time.sleep(0.05)
+            connection.sendall(b"x")
+
+    return answer
+
+
+def sending(content: bytes) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(content)
 
 
 def test_the_content_of_an_address_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytes(range(256)) * 1000
-    with server(lambda connection: connection.sendall(HEAD + b"%d\r\n\r\n" % len(content) + content)) as address:
-        assert firefox.read(address) == content
+    with server(sending(HEAD + b"%d\r\n\r\n" % len(content) + content)) as address:
         monkeypatch.setattr(firefox, "LARGEST", len(content))
         assert firefox.read(address) == content
         monkeypatch.setattr(firefox, "LARGEST", 9999)
         with pytest.raises(DataError, match=r"/list cannot be read: .* has more than 9999 bytes"):
             firefox.read(address)
-
-
-def sending(content: bytes) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(content)
 
 
 MOVED = b"HTTP/1.1 302 x\r\nLocation: "
@@ -244,7 +226,7 @@ MOVED = b"HTTP/1.1 302 x\r\nLocation: "
     ],
 )
 def test_a_broken_answer_is_one_sentence(
-    answer: Callable[[socket.socket], None], words: str, refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Any, words: str, refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(firefox, "READ_SECONDS", 0.2)
     with server(answer) as address:
@@ -253,28 +235,14 @@ def test_a_broken_answer_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("head", [HEAD + b"1000\r\n\r\n", b"HTTP/1.1 200 OK\r\nName: "])
-def test_a_server_that_sends_a_byte_now_and_then_is_given_up(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time for the limit of one read, in the headers too."""
     monkeypatch.setattr(downloads, "WATCH_SECONDS", 0.3)
-    start = time.monotonic()
-    with (
-        server(lambda connection: drip(connection, head)) as address,
-        pytest.raises(DataError, match=r"only \d bytes have arrived in 0\.3 seconds; run the same command again"),
-    ):
-        firefox.read(address)
+    start, said = time.monotonic(), r"only \d bytes have arrived in 0\.3 seconds; run the same command again"
+    for head in (HEAD + b"1000\r\n\r\n", b"HTTP/1.1 200 OK\r\nName: "):
+        with server(dripping(head)) as address, pytest.raises(DataError, match=said):
+            firefox.read(address)
     assert time.monotonic() - start < 5
-
-
-def test_a_slow_server_that_sends_enough_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "WATCH_SECONDS", 0.3)
-    monkeypatch.setattr(downloads, "LEAST_BYTES", 2)
-
-    def slow(connection: socket.socket) -> None:
-        connection.sendall(HEAD + b"16\r\n\r\n")
-        for _ in range(16):
-            time.sleep(0.05)
-            connection.sendall(b"x")
-
-    with server(slow) as address:
+    monkeypatch.setattr(downloads, "LEAST_BYTES", 2)  # a slow server that sends enough is waited for
+    with server(dripping(HEAD + b"16\r\n\r\n", 16)) as address:
         assert firefox.read(address) == b"x" * 16

@@ -86,19 +86,18 @@ def test_by_command(tmp_path: Path) -> None:
     saved(tmp_path / "model", MODELS["post-norm"])
     assert run_folder(tmp_path / "model") is None, "its config.yaml is not that of a run"
     (tmp_path / "input").write_text("".join(f"{line}\n" for line in LINES))
-    base = (f"common.user_dir=[{','.join(FILES)}]", f"input={tmp_path / 'input'}", "common.threads=1")
-    outcome = command("generate", *base, f"path={tmp_path / 'model'}", "generation.search=joeynmt")
+    own = f"common.user_dir=[{','.join(FILES)}]"
+    base = ("generate", own, f"input={tmp_path / 'input'}", "common.threads=1", "generation.search=joeynmt")
+    outcome = command(*base, f"path={tmp_path / 'model'}")
     assert outcome.code == 0, outcome.err
     assert 'max_len_b=20, suppress=["<s>"]' in outcome.err
     best = outcome.out.splitlines()
     found = Translator(load_model(tmp_path / "model")).translate(LINES, search="joeynmt")
     assert best == [line.hypotheses[0].text if line.hypotheses else "" for line in found]
     assert [bool(text) for text in best] == [True, True, True, False, True]
-
-    run = tmp_path / "run"
-    converted = command("convert", base[0], f"path={tmp_path / 'model' / 'best.ckpt'}", f"output={run}")
+    converted = command("convert", own, f"path={tmp_path / 'model' / 'best.ckpt'}", f"output={tmp_path}/run")
     assert converted.code == 0, converted.err
-    again = command("generate", base[0], *base[1:], f"path={run}", "generation.search=joeynmt")
+    again = command(*base, f"path={tmp_path}/run")
     assert (again.code, again.out.splitlines()) == (0, best), again.err
 
 
@@ -112,8 +111,8 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert loaded.task.decode(torch.tensor(ids)) == "the dog"
 
     path = tmp_path / "model" / "trg_vocab.txt"
-    longest = max(path.read_text(encoding="utf-8").splitlines()[4:], key=len)
-    kept = [piece for piece in path.read_text(encoding="utf-8").splitlines() if piece != longest]
-    path.write_text("".join(f"{piece}\n" for piece in kept), encoding="utf-8")
+    pieces = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    pieces.remove(max(pieces[4:], key=len))
+    path.write_text("".join(pieces), encoding="utf-8")
     with pytest.raises(DataError, match=r"1 pieces of joint.model, such as '▁.*, are not in .*trg_vocab.txt"):
         load_model(tmp_path / "model")

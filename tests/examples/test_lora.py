@@ -20,10 +20,10 @@ from seqgen.modules.linear import Linear
 from seqgen.registry import MODELS
 from tests.commands import SMALL_TRANSFORMER, command, corpus, refused, training_arguments
 from tests.scripted_model import dictionary as tiny_dictionary
+from tests.training_runs import assert_identical
 
 PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
 LORA = (f"common.user_dir={PAPERS}/lora.py", "model=lora", "model.rank=2")
-BASES = ("transformer_tiny", "t5_tiny", "fconv_tiny")
 SOURCE = torch.tensor([[5, 9, 12, 2], [7, 8, 2, 1]]), torch.tensor([4, 3]), torch.tensor([[2, 8, 6], [2, 11, 5]])
 
 
@@ -49,25 +49,25 @@ def layers(model: Any) -> list[LoRALinear]:
     return [layer for layer in model.modules() if isinstance(layer, LoRALinear)]
 
 
-def logits(model: Any) -> Tensor:
+def logits(model: Any, source: Any = SOURCE) -> Tensor:
     with torch.no_grad():
-        return model(*SOURCE).logits  # type: ignore[no-any-return]
+        return model(*source).logits  # type: ignore[no-any-return]
 
 
-every_base = pytest.mark.parametrize("name", BASES)
-
-
-@every_base
-def test_new_adapters_change_nothing(name: str) -> None:
-    model, base = adapted(name), plain_model(name)
-    assert len(layers(model)) >= 6
-    assert torch.equal(logits(model), logits(base))
-    assert not torch.equal(logits(adapted(name, seed=1)), logits(base))
-
-
-@every_base
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "fconv_tiny"])
 def test_the_merged_model_is_a_base_that_computes_the_same(name: str) -> None:
+    """New adapters change nothing; in training without dropout all is as in evaluation, and with all inputs of A
+    dropped, training computes the base.
+    """
     model, base = adapted(name, seed=1), plain_model(name)
+    assert torch.equal(logits(adapted(name)), logits(base))
+    assert not torch.equal(logits(model), logits(base))
+    for rate, wanted in ((0.0, model), (1.0, base)):
+        trained = adapted(name, seed=1, dropout=rate)
+        for layer in layers(trained):
+            layer.train()
+        torch.testing.assert_close(logits(trained), logits(wanted), rtol=0, atol=1e-10)
+        torch.testing.assert_close(logits(trained.eval()), logits(model), rtol=0, atol=1e-10)
     merged = merge_additions(model)
     assert [*merged.state_dict()] == [*base.state_dict()]
     assert [type(module).__name__ for module in merged.modules()] == [type(m).__name__ for m in base.modules()]
@@ -76,17 +76,6 @@ def test_the_merged_model_is_a_base_that_computes_the_same(name: str) -> None:
     base.load_state_dict(merged.state_dict())
     torch.testing.assert_close(logits(base), logits(model), rtol=0, atol=1e-10)
     assert len(layers(model)) >= 6, "the model itself is unchanged"
-
-
-@every_base
-def test_training_computes_what_evaluation_does(name: str) -> None:
-    """Without dropout; with all inputs of A dropped, training computes the base."""
-    for rate, wanted in ((0.0, adapted(name, seed=1)), (1.0, plain_model(name))):
-        model = adapted(name, seed=1, dropout=rate)
-        for layer in layers(model):
-            layer.train()
-        torch.testing.assert_close(logits(model), logits(wanted), rtol=0, atol=1e-10)
-        torch.testing.assert_close(logits(model.eval()), logits(adapted(name, seed=1)), rtol=0, atol=1e-10)
 
 
 def test_gradients_of_a_layer() -> None:
@@ -154,8 +143,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(ema: str, base: Path, data: Pat
         assert outcome.code == 0, outcome.err
     assert "resuming from" in outcome.err
     first, second = (read_weights(run / "checkpoints" / "last") for run in (whole, parts))
-    assert [*first] == [*second]
-    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    assert_identical(first, second)
     assert all(".lora_" in name for name in first)
     assert load_model(whole / "checkpoints/last").model.new_weights
     assert decoded(whole / "checkpoints/last", data) == decoded(parts / "checkpoints/last", data)
@@ -206,19 +194,11 @@ def test_the_merged_model_is_written(data: Path, tmp_path: Path) -> None:
     assert written.code == 0, written.err
     keys = ("generation.semantics=fairseq", "generation.nbest=3")
     assert decoded(folder, data, *keys) == decoded(run, data, *keys)
-    model = load_model(run).model
-    expected = logits_of(model)
-    torch.testing.assert_close(logits_of(load_model(folder).model), expected, rtol=0, atol=1e-5)
+    source = torch.tensor([[8, 9, 20, 1]]), torch.tensor([4]), torch.tensor([[0, 8, 6]])
+    expected = logits(load_model(run).model, source)
+    torch.testing.assert_close(logits(load_model(folder).model, source), expected, rtol=0, atol=1e-5)
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     with torch.no_grad():
-        found = theirs(input_ids=WORDS, decoder_input_ids=TARGETS).logits
+        found = theirs(input_ids=source[0], decoder_input_ids=source[2]).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-
-
-WORDS, TARGETS = torch.tensor([[8, 9, 20, 1]]), torch.tensor([[0, 8, 6]])
-
-
-def logits_of(model: Any) -> Tensor:
-    with torch.no_grad():
-        return model(WORDS, torch.tensor([4]), TARGETS).logits  # type: ignore[no-any-return]

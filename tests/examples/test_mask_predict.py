@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from examples.papers import mask_predict_model
 from examples.papers.mask_predict import MaskPredict
-from examples.papers.mask_predict_model import (
-    MaskPredictCriterion,
-    MaskPredictCriterionConfig,
-    MaskPredictModel,
-    MaskPredictModelConfig,
-    choose_hidden,
-)
+from examples.papers.mask_predict_model import MaskPredictCriterion, MaskPredictModel, choose_hidden
 from seqgen.decoding.search.sampling import uniform
 from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
@@ -25,34 +19,27 @@ from tests.text_models import task_of
 
 pytestmark = pytest.mark.slow
 
-PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 WORDS = 19
 SPECIAL = [0, 1, 2]  # begin-of-sentence, which is the mask; padding; end-of-sentence
 
 
-def new_model(words: int = WORDS, **values: Any) -> MaskPredictModel:
-    """A model with one layer, newly initialized."""
+def small_model(scale: float = 2.0) -> MaskPredictModel:
+    """A model with one layer in float64, with scaled weights so that predictions differ."""
     torch.manual_seed(0)
     sides = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 1}
     sizes = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()}
-    cfg = MaskPredictModelConfig(**{"max_target_positions": 12, "share_all_embeddings": True, **sizes, **values})
-    return MaskPredictModel.build_model(cfg, task_of(words=dictionary(words)))
-
-
-def small_model(scale: float = 2.0) -> MaskPredictModel:
-    """The same in float64, with scaled weights so that predictions differ."""
-    model = new_model().double().eval()
+    cfg = mask_predict_model.MaskPredictModelConfig(max_target_positions=12, share_all_embeddings=True, **sizes)
+    model = MaskPredictModel.build_model(cfg, task_of(words=dictionary(WORDS))).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)
     return model
 
 
-def decode(model: MaskPredictModel, sources: list[tuple[int, ...]], iterations: int = 3, **options: Any) -> Any:
-    options = {"min_len": 0, "max_len_b": 9, **options}
-    search = MaskPredict(iterations)
-    return make_generator([model], dictionary(WORDS), search_strategy=search, **options).generate(batch_of(sources))
+def decode(model: MaskPredictModel, iterations: int = 3, **options: Any) -> Any:
+    options = {"min_len": 0, "max_len_b": 9, "search_strategy": MaskPredict(iterations), **options}
+    return make_generator([model], dictionary(WORDS), **options).generate(batch_of(SOURCES))
 
 
 def probabilities(model: MaskPredictModel, source: tuple[int, ...], tokens: list[int]) -> Tensor:
@@ -85,11 +72,10 @@ def by_hand(model: MaskPredictModel, source: tuple[int, ...], length: int, itera
 @pytest.mark.parametrize(("iterations", "beam"), [(1, 1), (1, 3), (2, 2), (4, 3), (10, 1)])
 def test_tokens_and_scores_are_those_of_the_algorithm(iterations: int, beam: int) -> None:
     model = small_model()
-    found = decode(model, SOURCES, iterations, beam_size=beam)
+    found = decode(model, iterations, beam_size=beam)
     for source, hypotheses in zip(SOURCES, found, strict=True):
         lengths = lengths_of(model, source, beam, longest=9)
-        wanted = [by_hand(model, source, length, iterations) for length in lengths]
-        wanted.sort(key=lambda one: -one[1])
+        wanted = sorted((by_hand(model, source, length, iterations) for length in lengths), key=lambda one: -one[1])
         assert [h.tokens.tolist() for h in hypotheses] == [[*tokens, 2] for tokens, _ in wanted]
         assert [h.score for h in hypotheses] == pytest.approx([score for _, score in wanted], abs=1e-10)
         for h in hypotheses:
@@ -109,14 +95,14 @@ def test_limits_and_forbidden_tokens() -> None:
     model = small_model()
 
     def lengths(**options: Any) -> list[list[int]]:
-        return [sorted(len(h.tokens) - 1 for h in hypotheses) for hypotheses in decode(model, SOURCES, **options)]
+        return [sorted(len(h.tokens) - 1 for h in hypotheses) for hypotheses in decode(model, **options)]
 
     assert lengths(match_source_len=True, max_len_b=200) == [[len(source) - 1] for source in SOURCES]
     assert lengths(beam_size=3, max_len_b=2) == [[0, 1, 2]] * 5
     assert lengths(beam_size=4, min_len=3, max_len_b=4) == [[3, 4]] * 5  # there are only two
-    generated = {token for ((h, *_),) in zip(decode(model, SOURCES), strict=True) for token in h.tokens.tolist()}
+    generated = {token for ((h, *_),) in zip(decode(model), strict=True) for token in h.tokens.tolist()}
     names = [f"w{token - 4}" for token in generated if token >= 4]
-    without = decode(model, SOURCES, tokens_to_suppress=names)
+    without = decode(model, tokens_to_suppress=names)
     assert not generated & {token for (h,) in without for token in h.tokens.tolist()} - {2, 3}
 
 
@@ -125,7 +111,8 @@ def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
     model, task = small_model(), task_of(words=dictionary(WORDS))
     pairs = [((4, 5, 2), (6, 7, 8, 2)), ((9, 2), (10, 2)), ((5, 2), (2,))]
     batch = task.collate([(i, torch.tensor(s), torch.tensor(t)) for i, (s, t) in enumerate(pairs)], model)
-    criterion = MaskPredictCriterion(MaskPredictCriterionConfig(label_smoothing=0.0, length_weight=0.7), task)
+    cfg = mask_predict_model.MaskPredictCriterionConfig(label_smoothing=0.0, length_weight=0.7)
+    criterion = MaskPredictCriterion(cfg, task)
     found, again = criterion(model, batch), criterion(model, batch)
     assert found.loss == again.loss  # in evaluation mode
     hidden = choose_hidden(torch.tensor([3, 1, 0]), uniform(1, torch.arange(3).unsqueeze(1), torch.arange(5)))

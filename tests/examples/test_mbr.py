@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,7 +25,6 @@ from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parent.parent.parent / "examples" / "papers" / "mbr"
 HYPOTHESES = ["the dog runs", "a cat", "the dogs run fast", "the dog ran", ""]
 REFERENCES = ["the dog runs", "the dog", "a dog runs fast", "the dog runs", "dogs, they run"]
 SETTINGS: dict[str, Any] = {"beam": 5, "max_len_b": 8}
@@ -67,11 +65,9 @@ def test_exact_is_the_double_loop_over_pseudo_references() -> None:
     for before, drawn, after in zip(plain, samples, found, strict=True):
         texts = [item.text for item in drawn.hypotheses]
         assert len(texts) == 12
-        mean = {
-            item.text: sum(metric.sentence_score(item.text, [other]).score for other in texts) / 12
-            for item in before.hypotheses
-        }
-        wanted = sorted((mean[item.text] for item in before.hypotheses), reverse=True)
+        own = [item.text for item in before.hypotheses]
+        mean = {text: sum(metric.sentence_score(text, [other]).score for other in texts) / 12 for text in own}
+        wanted = sorted(map(mean.__getitem__, own), reverse=True)
         assert [item.rerank_score for item in after.hypotheses] == pytest.approx(wanted)
         assert [mean[item.text] for item in after.hypotheses] == pytest.approx(wanted)
         changed += before.hypotheses[0].text != after.hypotheses[0].text
@@ -100,15 +96,9 @@ def test_pruning_is_the_algorithm_with_bootstrap_by_loops() -> None:
     rng = numpy.random.default_rng((5, 2))
     order = list(rng.permutation(8))
     active = list(range(6))
-    times = rng.multinomial(4, [1 / 4] * 4, size=40)
-    best = max(active, key=lambda row: sum(utilities[row, c] for c in order[:4]))
-    wins = {
-        row: sum(
-            sum(n * (utilities[row, c] - utilities[best, c]) for n, c in zip(draw, order[:4], strict=True)) >= -1e-9
-            for draw in times
-        )
-        for row in active
-    }
+    times, seen = rng.multinomial(4, [1 / 4] * 4, size=40), utilities[:, order[:4]]
+    best = max(active, key=lambda row: seen[row].sum())
+    wins = [sum(draw @ (seen[row] - seen[best]) >= -1e-9 for draw in times) for row in active]
     active = [row for row in active if wins[row] / 40 > 1 - 0.9]
     assert 1 < len(active) < 6
     assert matrix.computed == 6 * 4 + len(active) * 4

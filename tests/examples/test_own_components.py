@@ -12,12 +12,11 @@ import yaml
 
 from examples.extending import search_strategy, stateful_processor, stopping_rule  # noqa: F401  # registered
 from examples.extending.search_strategy import ThresholdSearch
-from examples.extending.stopping_rule import LoopRule
 from seqgen.core.beam_search import BeamSearch
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from tests.commands import Outcome, command
+from tests.commands import command
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
 
@@ -44,14 +43,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def decode(run: Path, *keys: str) -> Outcome:
+def decode(run: Path, *keys: str) -> list[list[Any]]:
     base = (f"path={run}", f"input={run.parent / 'input'}", "generation.nbest=3", "format=json")
     outcome = command("generate", FILES, *base, *LIMITS, *keys)
     assert outcome.code == 0, outcome.err
-    return outcome
-
-
-def rows(outcome: Outcome) -> list[list[Any]]:
     lines = [json.loads(line) for line in outcome.out.splitlines()]
     return [[(item["tokens"], pytest.approx(item["score"], abs=1e-5)) for item in line["hypotheses"]] for line in lines]
 
@@ -67,20 +62,17 @@ def in_python(run: Path, **settings: Any) -> list[list[Any]]:
 
 def test_keys_of_a_run_are_used_where_its_component_is(run: Path) -> None:
     assert yaml.safe_load((run / "config.yaml").read_text())["generation"]["components"] == OWN
-    named = rows(decode(run, *NAMED, *VALUES))
-    assert rows(decode(run)) == rows(decode(run, *NAMED)) == named
+    named = decode(run, *NAMED, *VALUES)
+    assert decode(run) == decode(run, *NAMED) == named
     penalty = {"processors": ["frequency_penalty"], "processor.frequency_penalty.penalty": 0.5}
-    assert rows(decode(run, "search.delta=0.0")) == in_python(run, search=ThresholdSearch(0.0), **penalty) != named
-    assert rows(decode(run, *PLAIN)) == in_python(run) != named  # no key of the run's own is left over for beam search
-    assert rows(decode(run, "generation.search=threshold_tight")) == in_python(run, search="threshold_tight", **penalty)
+    assert decode(run, "search.delta=0.0") == in_python(run, search=ThresholdSearch(0.0), **penalty) != named
+    assert decode(run, *PLAIN) == in_python(run) != named  # no key of the run's own is left over for beam search
+    assert decode(run, "generation.search=threshold_tight") == in_python(run, search="threshold_tight", **penalty)
     assert in_python(run, search="threshold_tight") == in_python(run, search=ThresholdSearch(0.5))
-
-
-def test_keys_of_components_that_the_run_names_are_given_alone(run: Path) -> None:
+    # keys of components that the run names are given alone
     keys = ("search.delta=0.0", "processor.frequency_penalty.penalty=2.0")
-    outcome = decode(run, *keys)
-    named = rows(decode(run, *NAMED, *keys))
-    assert rows(outcome) == named != rows(decode(run))
+    assert decode(run, *keys) == decode(run, *NAMED, *keys) != named
+    named = decode(run, *keys)
     values = {"nbest": 3, "max_len_b": 8, "search.delta": 0.0, "processor.frequency_penalty.penalty": 2.0}
     assert shown(Translator(run, **values).translate(LINES)) == named
     assert shown(Translator(run).translate(LINES, **values)) == named
@@ -101,9 +93,7 @@ def test_a_search_of_the_user_replaces_the_one_that_the_models_keys_imply() -> N
         assert shown(translator.translate(TEXTS)) != plain
         assert translator.prepare(search=BeamSearch()).notes == []
         assert shown(translator.translate(TEXTS, search=BeamSearch())) == plain
-    assert (
-        shown(Translator(replace(text_model(), generation=DIVERSE), **limits).translate(TEXTS, search="beam")) == plain
-    )
+        assert "sampling" in own or shown(translator.translate(TEXTS, search="beam")) == plain
 
 
 def test_settings_of_the_constructor_and_of_a_call() -> None:
@@ -124,19 +114,8 @@ def test_settings_of_the_constructor_and_of_a_call() -> None:
     assert with_first(processors=[]) == alone(search="threshold", **delta)
 
 
-def test_other_objects_of_a_kind_make_another_generator() -> None:
-    translator = Translator(text_model(), beam=1, max_len_b=20, unkpen=99.0)
-    found = [translator.translate(TEXTS, stopping_rules=[LoopRule(1, times)]) for times in (2, 3, 4)]
-    assert len({str(shown(lines)) for lines in found}) == 3
-
-
 def test_help_lists_the_components_and_their_keys() -> None:
     said = command("train", "--help", "generation", "search", "processor", "observer", FILES).out
-    for line in (
-        "generation.search=threshold (presets: threshold_tight)",
-        "Keys with generation.search=threshold",
-        "search.delta=2.5                  candidates whose score is",
-        "processor.frequency_penalty.penalty=0.3",
-        "observer.outcomes.file=outcomes.jsonl",
-    ):
-        assert f"\n  {line}" in said or f"\n{line}" in said, line
+    listed = ("generation.search=threshold (presets: threshold_tight)", "search.delta=2.5     ")
+    for line in (*listed, "processor.frequency_penalty.penalty=0.3", "observer.outcomes.file=outcomes.jsonl"):
+        assert f"\n  {line}" in said, line

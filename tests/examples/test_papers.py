@@ -1,4 +1,4 @@
-"""Laws of the components of examples/papers: the invariants of decoding, and keys that do what the object does."""
+"""Laws of the components of examples: invariants of decoding and criteria, and keys that do what the object does."""
 
 from __future__ import annotations
 
@@ -26,52 +26,83 @@ from examples.papers.poisson_beams import PoissonBeams
 from examples.papers.shallow_fusion import DensityRatio
 from examples.papers.simultaneous import WaitK
 from examples.papers.stochastic_beam import StochasticBeam
+from examples.papers.t5_objectives import OBJECTIVES
 from examples.papers.watermark import GreenLists, Watermark
 from seqgen.text.reranking import Chrf
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from tests.commands import command
+from tests.commands import command, corpus
+from tests.examples.objectives.teachers import teachers  # noqa: F401  # a fixture
 from tests.text_models import TEXTS, WORDS, text_model
 
 pytestmark = pytest.mark.slow
 
-PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 EXPECTED = {
-    "align_att": ["scores are the model's"],  # they are those for the part of the source that is read
-    "mc_dropout": ["[m, m] = m"],  # each member has another dropout mask
-    "simultaneous": ["scores are the model's"],
+    "papers/align_att": ["scores are the model's"],  # they are those for the part of the source that is read
+    "papers/mc_dropout": ["[m, m] = m"],  # each member has another dropout mask
+    "papers/simultaneous": ["scores are the model's"],
 }
 """Invariants that do not hold, on purpose."""
 
+COMPONENTS = """
+papers/align_att search=align_att
+papers/arithmetic_sampling search=arithmetic
+papers/bilevel search=bilevel
+papers/context_aware combination=context_aware
+papers/contrastive_sources combination=contrast combination.weights=[0.3]
+papers/determinantal_beams search=determinantal
+papers/dola processor=dola processor.dola.layers=[1]
+papers/dynamic_beams search=threshold_pruning
+papers/lookahead search=lookahead
+papers/lora model=lora model.rank=2 model.base=transformer_tiny
+papers/lora model=lora model.rank=2 model.base=t5_tiny
+papers/lora model=lora model.rank=2 model.base=fconv_tiny
+papers/mc_dropout search=mc_dropout search.rate=0.2
+papers/poisson_beams search=poisson_beams
+papers/simultaneous search=wait_k
+papers/stochastic_beam search=stochastic_beam
+papers/watermark processor=watermark
+objectives/actor_critic criterion=actor_critic %d
+objectives/group_relative criterion=group_relative %d criterion.beta=0.1 criterion.reference=%t
+objectives/mbr_distillation criterion=mbr_distillation %d
+objectives/mbr_distillation criterion=mbr_distillation %d criterion.teacher=%t
+objectives/preference criterion=dpo %d criterion.reference=%t
+objectives/preference criterion=cpo %d
+objectives/r_drop criterion=r_drop
+objectives/r_drop criterion=r_drop criterion.label_smoothing=0.1
+objectives/scheduled_sampling criterion=scheduled_sampling
+objectives/self_critical criterion=self_critical %d
+objectives/sequence_distillation criterion=sequence_distillation criterion.teachers=[%t,%f] %d criterion.token_loss=0.2
+objectives/unlikelihood criterion=unlikelihood
+objectives/unlikelihood criterion=sequence_unlikelihood %d criterion.ngram=1
+objectives/word_distillation criterion=word_distillation criterion.teachers=[%t,%f] criterion.temperature=1.5
+"""
 
-@pytest.mark.parametrize(
-    "component",
-    [
-        "align_att search=align_att",
-        "arithmetic_sampling search=arithmetic",
-        "bilevel search=bilevel",
-        "context_aware combination=context_aware",
-        "contrastive_sources combination=contrast combination.weights=[0.3]",
-        "determinantal_beams search=determinantal",
-        "dola processor=dola processor.dola.layers=[1]",
-        "dynamic_beams search=threshold_pruning",
-        "lookahead search=lookahead",
-        *(f"lora model=lora model.rank=2 model.base={base}" for base in ("transformer_tiny", "t5_tiny", "fconv_tiny")),
-        "mc_dropout search=mc_dropout search.rate=0.2",
-        "poisson_beams search=poisson_beams",
-        "simultaneous search=wait_k",
-        "stochastic_beam search=stochastic_beam",
-        "watermark processor=watermark",
-    ],
-)
-def test_invariants(component: str) -> None:
-    file, *keys = component.split()
-    outcome = command("check", f"common.user_dir={PAPERS / file}.py", *keys, "common.threads=1")
+
+@pytest.mark.parametrize("component", COMPONENTS.strip().splitlines())
+def test_invariants(component: str, teachers: dict[str, str]) -> None:  # noqa: F811
+    values = {"%d": "criterion.decode.max_len=6", "%t": teachers["transformer"], "%f": teachers["fconv"]}
+    file, *keys = re.sub("%.", lambda found: values[found[0]], component).split()
+    outcome = command("check", f"common.user_dir={EXAMPLES / file}.py", *keys, "common.threads=1")
     failed = re.findall(r"^(.+?)  +failed", outcome.out, re.MULTILINE)
     assert failed == EXPECTED.get(file, []), outcome.out + outcome.err
-    assert "invariants hold" in outcome.out
+    assert re.search(r"^\d+ of (7|8|9|\d\d) invariants hold$", outcome.out, re.MULTILINE), outcome.out
+
+
+RUNS = [f"t5_objectives DATA.en model=t5_tiny task.input_length=20 task.objective={name}" for name in OBJECTIVES]
+RUNS += ["subword_regularization DATA model=transformer_tiny task.source_lang=en task.target_lang=de"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_models_are_trained_on_a_task(run: str, tmp_path: Path) -> None:
+    name, data, *keys = run.replace("DATA", f"{corpus(tmp_path / 'data')}/train").split()
+    keys += [f"common.user_dir={EXAMPLES}/papers/{name}.py", f"task={name}", f"task.train={data}", f"task.valid={data}"]
+    keys += ["task.vocab_size=60", "task.hard_vocab_limit=false", "optimization.max_update=1"]
+    outcome = command("train", f"run_dir={tmp_path / 'run'}", *keys, "common.tensorboard=false")
+    assert outcome.code == 0, outcome.err
 
 
 GREEN = GreenLists(4 + WORDS, 0.4, 7)
@@ -110,19 +141,18 @@ def shown(found: list[Translation]) -> list[list[Any]]:
 def test_the_keys_of_a_component_make_its_object(component: str, keys: dict[str, Any], wanted: Any) -> None:
     """And each of them matters."""
     kind, name = component.split("=")
-    group = "reranker" if kind == "rerank" else kind
     models = {"bilevel": 2, "context_aware": 2, "contrast": 2, "density_ratio": 3}.get(name, 1)
     nbest = 1 if name == "align_att" else 4
     members = [text_model(seed=seed, decoder_layers=4) for seed in range(models)]
     translator = Translator(members, beam=4, nbest=nbest, max_len_b=7)
-    choice, prefix = ({"processors": [name]}, f"processor.{name}") if kind == "processor" else ({kind: name}, group)
+    prefix = {"rerank": "reranker", "processor": f"processor.{name}"}.get(kind, kind)
 
-    def translate(own: dict[str, Any], **settings: Any) -> list[list[Any]]:
-        return shown(
-            translator.translate(TEXTS, **settings, **{f"{prefix}.{key}": value for key, value in own.items()})
-        )
+    def translate(own: dict[str, Any], component: Any = name) -> list[list[Any]]:
+        choice = {"processors": [component]} if kind == "processor" else {kind: component}
+        values = {f"{prefix}.{key}": value for key, value in own.items()}
+        return shown(translator.translate(TEXTS, **choice, **values))
 
-    found = translate(keys, **choice)
-    assert found == translate({}, **({"processors": [wanted]} if kind == "processor" else {kind: wanted}))
+    found = translate(keys)
+    assert found == translate({}, wanted)
     for key in keys:
-        assert translate({other: keys[other] for other in keys if other != key}, **choice) != found, key
+        assert translate({other: keys[other] for other in keys if other != key}) != found, key

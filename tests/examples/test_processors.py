@@ -14,7 +14,6 @@ from torch import Tensor
 
 import examples.papers.dola  # noqa: F401  # registers the processor
 from examples.papers.watermark import GreenLists, Watermark, detect
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
@@ -29,15 +28,8 @@ SOURCES = [(4, 5, 2), (6, 2), (9, 8, 7, 2)]
 LONGEST = 6
 
 
-def ending_at(model: EncoderDecoderModel, layer: int) -> EncoderDecoderModel:
-    """The model whose decoder has its first layers only."""
-    shorter = copy.deepcopy(model)
-    del shorter.decoder.layers[layer:]
-    return shorter
-
-
 def contrast(distributions: dict[int, Tensor], last: int, alpha: float) -> Tensor:
-    """The formula in plain loops over positions and tokens; ``(T, V)`` probabilities of each layer.
+    """The formula in a plain loop over positions; ``(T, V)`` probabilities of each layer.
 
     Padding, and end-of-sentence at the first position, are forbidden before.
     """
@@ -45,19 +37,15 @@ def contrast(distributions: dict[int, Tensor], last: int, alpha: float) -> Tenso
     distributions[last][0, 2] = 0
     distributions[last] /= distributions[last].sum(-1, keepdim=True)
     result = torch.full_like(distributions[last], -math.inf)
-    for position, q in enumerate(distributions[last].tolist()):
-        divergence = {}
-        for layer in distributions.keys() - {last}:
-            p = distributions[layer][position].tolist()
-            middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-            divergence[layer] = sum(
-                a * math.log(a / m) / 2 + (b * math.log(b / m) / 2 if b else 0)
-                for a, b, m in zip(p, q, middle, strict=True)
-            )
-        early = distributions[max(divergence, key=lambda layer: divergence[layer])][position].tolist()
-        for token, probability in enumerate(q):
-            if probability >= alpha * max(q):
-                result[position, token] = math.log(probability / early[token])
+    for position, q in enumerate(distributions[last]):
+
+        def divergence(p: Tensor, q: Tensor = q) -> float:
+            middle = (p + q) / 2
+            return float((torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)).sum())
+
+        early = max((distributions[layer][position] for layer in distributions.keys() - {last}), key=divergence)
+        kept = q >= alpha * q.max()
+        result[position, kept] = (q / early)[kept].log()
     return result.log_softmax(-1)
 
 
@@ -76,9 +64,10 @@ def test_dola_is_the_formula(name: str) -> None:
         prefix = torch.cat([torch.tensor([model.start_token(2)]), best.tokens[:-1]]).unsqueeze(0)
         found = {}
         for layer in range(1, layers + 1):
+            shorter = copy.deepcopy(model)
+            del shorter.decoder.layers[layer:]
             with torch.no_grad():
-                out = ending_at(model, layer)(source, torch.tensor([source.size(1)]), prefix)
-            found[layer] = out.logits[0].softmax(-1)
+                found[layer] = shorter(source, torch.tensor([source.size(1)]), prefix).logits[0].softmax(-1)
         expected = contrast(found, layers, 0.3).gather(1, best.tokens.unsqueeze(1)).squeeze(1)
         forced = len(best.tokens) > LONGEST  # end-of-sentence at the longest length has probability 1
         count = len(best.tokens) - forced
@@ -101,23 +90,22 @@ def allowed(rule: Rule) -> Rule:
     return other
 
 
-@pytest.mark.parametrize("search", [{"beam_size": 1}, {"beam_size": 4}])
+@pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("models", [1, 2])
-def test_watermark_is_the_formula(search: dict[str, Any], models: int) -> None:
+def test_watermark_is_the_formula(beam: int, models: int) -> None:
     rules = [allowed(random_rule(len(WORDS), seed)) for seed in range(models)]
     processor = Watermark(GreenLists(len(WORDS), GAMMA, KEY), DELTA)
     members = [ScriptedModel(rule) for rule in rules]
-    generator = make_generator(members, WORDS, processors=[processor], max_len_b=9, **search)
+    generator = make_generator(members, WORDS, processors=[processor], max_len_b=9, beam_size=beam)
     for source, hypotheses in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
-        assert len(hypotheses) == search["beam_size"]
+        assert len(hypotheses) == beam
         for hypothesis in hypotheses:
             tokens = hypothesis.tokens.tolist()
             for step, token in enumerate(tokens[:9]):  # the last token can be forced
                 history = tuple(tokens[:step])
-                logits = (sum(rule(source, history).softmax(0) for rule in rules) / models).log().tolist()
-                green = green_after(history[-1] if history else EOS)
-                weights = [math.exp(logit + DELTA * (word in green)) for word, logit in enumerate(logits)]
-                wanted = math.log(weights[token] / sum(weights))
+                logits = (sum(rule(source, history).softmax(0) for rule in rules) / models).log()
+                logits[green_after(history[-1] if history else EOS)] += DELTA
+                wanted = float(logits.log_softmax(0)[token])
                 assert float(hypothesis.positional_scores[step]) == pytest.approx(wanted, abs=1e-9)
 
 

@@ -39,9 +39,7 @@ def of_text(model: ModelInMemory, source: str, target: str) -> float:
     return log_probability([model], source, model.task.encode_target(target).tolist())
 
 
-def assert_ranked(
-    before: list[Translation], after: list[Translation], score: Callable[[Translation], list[float]]
-) -> None:
+def assert_ranked(before: list[Translation], after: list[Translation], score: Callable[..., list[float]]) -> None:
     """The hypotheses are ranked by their scores, which changes some line; equal ones keep their order."""
     for one, two in zip(before, after, strict=True):
         scores = score(one)
@@ -70,9 +68,8 @@ def test_noisy_channel(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None
         return of_text(direct, line.source, item.text) / len(item.tokens) + others / (len(line.source.split()) + 1)
 
     translator = Translator(direct, **OPTIONS)
-    assert_ranked(
-        translator.translate(TEXTS), translator.translate(TEXTS, batch_size=batch_size, **by_key), of_each(score)
-    )
+    found = translator.translate(TEXTS, batch_size=batch_size, **by_key)
+    assert_ranked(translator.translate(TEXTS), found, of_each(score))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
@@ -95,9 +92,8 @@ def test_a_function_of_quality_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     batch_quality("new_words")(new_words)
     translator = Translator(text_model(), beam=6, nbest=6, max_len_b=8)
     found = translator.translate(TEXTS, rerank="quality", **{"reranker.function": "new_words"})
-    assert_ranked(
-        translator.translate(TEXTS), found, lambda line: new_words(line.source, [item.text for item in line.hypotheses])
-    )
+    score = of_each(lambda line, item: new_words(line.source, [item.text])[0])
+    assert_ranked(translator.translate(TEXTS), found, score)
 
 
 PIECES = ["a", "b", "ab", "ba", "aab", "c"]
@@ -110,7 +106,7 @@ class Pieces(Tokenizer):
     def encode(self, text: str) -> list[int]:
         ids = []
         while text:
-            piece = max((piece for piece in PIECES if text.startswith(piece)), key=len)
+            piece = max(filter(text.startswith, PIECES), key=len)
             ids.append(self.dictionary.index(piece))
             text = text[len(piece) :]
         return ids
@@ -143,9 +139,8 @@ def model_of(name: str, seed: int = 0) -> ModelInMemory:
 def tokenizations(text: str) -> Iterator[list[str]]:
     if not text:
         yield []
-    for piece in PIECES:
-        if text.startswith(piece):
-            yield from ([piece, *rest] for rest in tokenizations(text[len(piece) :]))
+    for piece in filter(text.startswith, PIECES):
+        yield from ([piece, *rest] for rest in tokenizations(text[len(piece) :]))
 
 
 def enumerated(models: Sequence[ModelInMemory], source: str, text: str) -> float:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import random
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from examples import t5_from_scratch
-from examples.documents import Compose, decode_documents, fields, forced
+from examples.documents import decode_documents, fields, forced
 from examples.papers.context_aware import ContextAware
-from examples.retrieval import main as retrieval_main
 from seqgen.core.errors import ConfigError
-from seqgen.metrics import CORPUS_METRICS, Texts
+from seqgen.metrics import Texts
 from seqgen.text.translator import Translator
 from tests.commands import command, corpus
 from tests.text_models import text_model
@@ -49,48 +49,26 @@ def alone(translator: Translator, document: list[str], context: int, settings: d
 def test_documents_together_equal_each_alone(compose: Any, context: int, settings: dict[str, Any]) -> None:
     model = text_model()
     translator = Translator([model, model] if settings else model, beam=3, max_len_a=2, max_len_b=4)
-    batches = []
-    whole = translator.translate
-
-    def counted(texts: Any, **given: Any) -> Any:
-        batches.append(len(texts))
-        return whole(texts, **given)
-
-    translator.translate = counted  # type: ignore[method-assign]
-    together = decode_documents(translator, DOCUMENTS, compose(context), **settings)
-    assert batches == [3, 2, 2, 1]
-    translator.translate = whole  # type: ignore[method-assign]
+    with mock.patch.object(translator, "translate", wraps=translator.translate) as translate:
+        together = decode_documents(translator, DOCUMENTS, compose(context), **settings)
+    assert [len(call.args[0]) for call in translate.mock_calls] == [3, 2, 2, 1]
     assert together == [alone(translator, document, context, settings) for document in DOCUMENTS]
-    without: Compose = compose(0)
-    assert context == 0 or together != decode_documents(translator, DOCUMENTS, without, **settings)
+    assert context == 0 or together != decode_documents(translator, DOCUMENTS, compose(0), **settings)
 
 
 CAPTION_WORDS = "a dog man two red blue runs sits on in with ball house field tree walks girl boy"
 
 
-@pytest.fixture
-def captions(tmp_path: Path) -> Path:
+def test_retrieval_from_captions_to_recall(tmp_path: Path) -> None:
     for package in ("sklearn", "bm25s"):
         pytest.importorskip(package)
-    draw = random.Random(1)
+    draw, folder = random.Random(1), tmp_path / "exp"
     topics = [draw.sample(CAPTION_WORDS.split(), 6) for _ in range(60)]
     for number in range(1, 6):
-        text = "".join(
-            " ".join([f"Own{picture}!", *draw.sample(topic, 4)]) + "\n" for picture, topic in enumerate(topics)
-        )
-        (tmp_path / f"train.{number}.en.gz").write_bytes(gzip.compress(text.encode()))
-    return tmp_path
-
-
-def retrieval(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        retrieval_main(list(arguments))
-    return int(end.value.code or 0)
-
-
-def test_retrieval_from_captions_to_recall(captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "exp"
-    assert retrieval(f"data={captions}", f"output={folder}", "clusters=3", "queries=20") == 0
+        texts = (" ".join([f"Own{picture}!", *draw.sample(topic, 4)]) + "\n" for picture, topic in enumerate(topics))
+        (tmp_path / f"train.{number}.en.gz").write_bytes(gzip.compress("".join(texts).encode()))
+    retrieval = functools.partial(command, "examples.retrieval", f"output={folder}")
+    assert retrieval(f"data={tmp_path}", "clusters=3", "queries=20").code == 0
     lines = {file.name: file.read_text(encoding="utf-8").splitlines() for file in folder.iterdir()}
     assert len(lines["catalogue"]) == len(set(lines["catalogue"])) == len(lines["documents"]) == 60
     assert len(lines["train.query"]) == len(lines["train.id"]) == 240
@@ -104,9 +82,7 @@ def test_retrieval_from_captions_to_recall(captions: Path, tmp_path: Path, capsy
     found = [[*lines["catalogue"][:5], one] if place % 2 else [one] for place, one in enumerate(wanted)]
     records = [{"hypotheses": [{"text": text} for text in row], "exact": place < 5} for place, row in enumerate(found)]
     (tmp_path / "found").write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
-    capsys.readouterr()
-    assert retrieval(f"output={folder}", f"found={tmp_path}/found") == 0
-    ours, theirs, certified = capsys.readouterr().out.splitlines()
+    ours, theirs, certified = retrieval(f"found={tmp_path}/found").out.splitlines()
     first = sum(row[0] == one for row, one in zip(found, wanted, strict=True))
     assert f"recall@1 {100 * first / 20:.1f} " in ours
     assert "recall@10 100.0 (100.0 to 100.0)" in ours
@@ -121,19 +97,16 @@ SMALL = [
 ]
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_process(name: str, *arguments: str) -> str:
+@pytest.mark.slow
+def test_t5_from_scratch_runs_on_parallel_text_and_names_of_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_this_process(name: str, *arguments: str) -> str:
         outcome = command(name, *arguments)
         assert outcome.code == 0, outcome.err
         return outcome.out
 
-    monkeypatch.setattr(t5_from_scratch, "command", in_process)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
-def test_t5_from_scratch_runs_on_parallel_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(t5_from_scratch, "command", in_this_process)
     data = corpus(tmp_path / "data")
     t5_from_scratch.main([str(tmp_path / "runs"), f"--data={data}", "--test=test", *SMALL])
     out = capsys.readouterr().out
@@ -141,12 +114,7 @@ def test_t5_from_scratch_runs_on_parallel_text(tmp_path: Path, capsys: pytest.Ca
     assert rows == [("pretrained", "German"), ("pretrained", "English"), ("scratch", "German"), ("scratch", "English")]
     for name in ("from_pretrained.de", "from_pretrained.en", "from_scratch.de", "from_scratch.en"):
         assert len((tmp_path / "runs" / name).read_text().splitlines()) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
-def test_t5_from_scratch_runs_on_names_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    t5_from_scratch.main([str(tmp_path / "runs"), *SMALL])
+    t5_from_scratch.main([str(tmp_path / "numbers"), *SMALL])
     assert "from scratch" in capsys.readouterr().out
 
 
@@ -164,33 +132,24 @@ def load_from_checkpoint(path):
 COMET_TEXTS = Texts(["ab", "ö"], ["a", "bcd"], ["xyz", "x"], more_references=[["abcde", "b"]])
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "comet.py").write_text(COMET)
+def test_scores_of_comet_come_from_the_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its failures end in a sentence."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("COMET_PYTHON", sys.executable)
-    yield
-    CORPUS_METRICS.pop("comet_elsewhere", None)
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_scores_of_comet_come_from_the_other_process() -> None:
+    monkeypatch.setattr("seqgen.metrics.CORPUS_METRICS", {})
     from examples.comet_elsewhere import comet_elsewhere
 
+    (tmp_path / "comet.py").write_text(COMET)
     wanted = [100 * (2 / 4 + 2 / 8) / 2, 100 * (1 / 4 + 1 / 2) / 2]
-    found = comet_elsewhere(COMET_TEXTS)
-    assert found.value == pytest.approx(sum(wanted) / 2)
+    assert comet_elsewhere(COMET_TEXTS).value == pytest.approx(sum(wanted) / 2)
     assert "comet" not in sys.modules
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_failures_of_comet_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from examples.comet_elsewhere import comet_elsewhere
-
     (tmp_path / "comet.py").write_text("raise ImportError('no such package')")
-    with pytest.raises(ConfigError, match=r"failed: ImportError: no such package"):
-        comet_elsewhere(COMET_TEXTS)
-    for python, said in (("", "set COMET_PYTHON"), (f"{tmp_path}/nothing", "cannot be started: No such file")):
+    failures = {
+        sys.executable: "failed: ImportError: no such",
+        "": "set COMET_PYTHON",
+        "/no": "cannot be started: No such",
+    }
+    for python, said in failures.items():
         monkeypatch.setenv("COMET_PYTHON", python)
         with pytest.raises(ConfigError, match=said):
             comet_elsewhere(COMET_TEXTS)

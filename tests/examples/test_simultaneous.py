@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,8 @@ from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of,
 
 pytestmark = pytest.mark.slow
 
-SOURCES = [
-    (4, 5, 2),
-    (6, 2),
-    (4, 8, 7, 4, 6, 2),
-    (2,),
-    (5, 6, 7, 2),
-    (8, 8, 5, 4, 7, 6, 4, 5, 2),
-    (7, 5, 8, 6, 6, 4, 7, 2),
-]
+SOURCES = [(4, 5, 2), (6, 2), (4, 8, 7, 4, 6, 2), (2,), (5, 6, 7, 2)]
+SOURCES += [(8, 8, 5, 4, 7, 6, 4, 5, 2), (7, 5, 8, 6, 6, 4, 7, 2)]
 RULE = random_rule(vocab=9, seed=4)
 
 
@@ -66,7 +60,7 @@ class AligningDecoder(ScriptedDecoder):
 
     def forward(
         self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> DecoderOut:
         logits, attention = super().forward(prev_output_tokens, encoder_out, *arguments, **options)
         if attention is not None:
             attention = torch.zeros_like(attention)
@@ -117,21 +111,14 @@ def test_align_att(f: int, tmp_path: Path) -> None:
 
 def lagging(delays: list[int], source: int, target: int) -> float:
     """Equations 6 to 8 of Ma et al., with t from 1."""
-    total, t = 0.0, 0
-    while t < len(delays):
-        t += 1
-        total += delays[t - 1] - (t - 1) / (target / source)
-        if delays[t - 1] == source:
-            break
-    return total / t
+    count = next((t for t, delay in enumerate(delays, 1) if delay == source), len(delays))
+    return sum(delays[t - 1] - (t - 1) / (target / source) for t in range(1, count + 1)) / count
 
 
 def test_average_lagging() -> None:
-    for source in range(1, 7):
-        for size in range(1, 8):
-            for k in range(1, 8):
-                delays = [min(k + t, source) for t in range(size)]
-                for target in (size, 9):
-                    assert average_lagging(delays, source, target) == pytest.approx(lagging(delays, source, target))
+    for source, size, k in itertools.product(range(1, 7), range(1, 8), range(1, 8)):
+        delays = [min(k + t, source) for t in range(size)]
+        for target in (size, 9):
+            assert average_lagging(delays, source, target) == pytest.approx(lagging(delays, source, target))
     assert average_lagging([3, 4, 5, 6, 6, 6], 6, 6) == 3  # equally long: wait-k lags k tokens behind
     assert average_lagging([], 6, 0) == 6

@@ -16,38 +16,22 @@ from seqgen.core.search import Search
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.search.sampling import uniform
 from tests.generation.test_sampling import chi_square, without_replacement
-from tests.generators import make_generator
-from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule
+from tests.generators import scripted_generator
+from tests.scripted_model import batch_of, table_rule
 
 pytestmark = pytest.mark.slow
 
 EOS = 2
 
-TABLE = {
-    (): {4: 0.5, 5: 0.3, EOS: 0.2},
-    (4,): {EOS: 0.6, 4: 0.1, 5: 0.3},
-    (5,): {EOS: 0.5, 5: 0.5},
-    (4, 4): {EOS: 1.0},
-    (4, 5): {EOS: 0.7, 5: 0.3},
-    (5, 5): {EOS: 1.0},
-    (4, 5, 5): {EOS: 1.0},
-}
-OUTPUTS = {
-    (EOS,): 0.2,
-    (4, EOS): 0.3,
-    (5, EOS): 0.15,
-    (4, 4, EOS): 0.05,
-    (4, 5, EOS): 0.105,
-    (5, 5, EOS): 0.15,
-    (4, 5, 5, EOS): 0.045,
-}
+TABLE = {(): {4: 0.5, 5: 0.3, EOS: 0.2}, (4,): {EOS: 0.6, 4: 0.1, 5: 0.3}, (5,): {EOS: 0.5, 5: 0.5}}
+TABLE |= {(4, 5): {EOS: 0.7, 5: 0.3}, (4, 4): {EOS: 1.0}, (5, 5): {EOS: 1.0}, (4, 5, 5): {EOS: 1.0}}
+OUTPUTS = {(EOS,): 0.2, (4, EOS): 0.3, (5, EOS): 0.15, (4, 4, EOS): 0.05, (4, 5, EOS): 0.105}
+OUTPUTS |= {(5, 5, EOS): 0.15, (4, 5, 5, EOS): 0.045}
 
 
 def decode(search: Search, beam: int, semantics: str, sentences: int) -> list[list[Hypothesis]]:
-    generator = make_generator(
-        [ScriptedModel(table_rule(TABLE, 6))], dictionary(2), beam_size=beam, search_strategy=search,
-        min_len=0, max_len_b=8, normalize_scores=False, semantics=semantics,
-    )  # fmt: skip
+    options = {"words": 2, "max_len_b": 8, "normalize_scores": False, "semantics": semantics}
+    generator = scripted_generator([table_rule(TABLE, 6)], search, beam, **options)
     return generator.generate(batch_of([(4, EOS)] * sentences))
 
 
@@ -61,9 +45,8 @@ def assert_fits(found: Counter[Hashable], wanted: Mapping[Hashable, float]) -> N
     assert len(wanted) == 1 or abs(chi_square(counts, chances)) < 4
 
 
-every_beam = pytest.mark.parametrize(
-    ("beam", "semantics"), [(beam, semantics) for beam in (1, 2, 3) for semantics in ("fairseq", "huggingface")]
-)
+BEAMS = [*itertools.product((1, 2, 3), ("fairseq", "huggingface"))]
+every_beam = pytest.mark.parametrize(("beam", "semantics"), BEAMS)
 
 
 @every_beam
@@ -87,11 +70,10 @@ Beam = frozenset[tuple[tuple[int, ...], float]]
 
 def sets_of(odds: list[float], count: int) -> dict[tuple[int, ...], float]:
     """The probability of each set of ``count`` items."""
-    weights = {
-        chosen: math.prod(odds[item] for item in chosen) for chosen in itertools.combinations(range(len(odds)), count)
-    }
+    chosen = itertools.combinations(range(len(odds)), count)
+    weights = {items: math.prod(odds[item] for item in items) for items in chosen}
     total = sum(weights.values())
-    return {chosen: weight / total for chosen, weight in weights.items() if weight > 0}
+    return {items: weight / total for items, weight in weights.items() if weight > 0}
 
 
 def test_inclusion_probabilities_of_poisson_sets_are_those_of_the_formula() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from examples.papers.subword_regularization import Sampler, SubwordRegularizationConfig, SubwordRegularizationTask
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
-from tests.commands import command, corpus
 
-FILE = Path(__file__).parent.parent.parent / "examples" / "papers" / "subword_regularization.py"
 TEXT = [f"{a} {b} {c}" for a in ("one", "two") for b in ("green", "red", "blue") for c in ("cats", "dogs")]
 
 
@@ -29,9 +27,8 @@ def test_training_pairs_are_sampled(tmp_path: Path, joined: bool) -> None:
     for language in ("en", "de"):
         (tmp_path / f"text.{language}").write_text("".join(f"{line}\n" for line in TEXT))
     text = str(tmp_path / "text")
-    cfg = SubwordRegularizationConfig(
-        source_lang="en", target_lang="de", train=text, valid=text, vocab_size=20, joined_dictionary=joined
-    )
+    keys = {"source_lang": "en", "target_lang": "de", "train": text, "valid": text, "vocab_size": 20}
+    cfg = SubwordRegularizationConfig(**keys, joined_dictionary=joined)  # type: ignore[arg-type]
     task = SubwordRegularizationTask.setup_task(cfg, tmp_path / "run")
     longest = max(len(task.target_tokenizer.encode(line)) for line in TEXT) + 2
     dataset = task.dataset("train").limited(None, longest)  # type: ignore[attr-defined]
@@ -50,13 +47,3 @@ def test_training_pairs_are_sampled(tmp_path: Path, joined: bool) -> None:
         assert len(target) <= longest
     valid = task.dataset("valid")
     assert len({tuple(valid.example(0, epoch=number, seed=1).source.tolist()) for number in range(9)}) == 1
-
-
-@pytest.mark.slow
-def test_a_run(tmp_path: Path) -> None:
-    data = corpus(tmp_path / "data")
-    arguments = [f"run_dir={tmp_path / 'run'}", f"common.user_dir={FILE}", "task=subword_regularization"]
-    arguments += ["task.source_lang=en", "task.target_lang=de", f"task.train={data}/train", f"task.valid={data}/train"]
-    arguments += ["task.vocab_size=60", "task.hard_vocab_limit=false", "model=transformer_tiny"]
-    outcome = command("train", *arguments, "optimization.max_update=2", "common.tensorboard=false")
-    assert outcome.code == 0, outcome.err

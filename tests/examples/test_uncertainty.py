@@ -40,11 +40,9 @@ def rule_of(seed: int) -> Rule:
     plain = random_rule(len(WORDS), seed)
 
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
-        logits = plain(source, history)
         allowed = [EOS] if len(history) == LENGTH - 1 else [*WORD_IDS] if not history else [EOS, *WORD_IDS]
-        forbidden = [token for token in range(len(WORDS)) if token not in allowed]
-        logits[forbidden] = -torch.inf
-        return logits
+        forbidden = {*range(len(WORDS))} - {*allowed}
+        return plain(source, history).index_fill(0, torch.tensor([*forbidden]), -torch.inf)
 
     return rule
 
@@ -86,17 +84,14 @@ def test_the_measures_of_each_token_are_the_definitions(tmp_path: Path) -> None:
                 assert output[name] == pytest.approx(sum(values) / len(tokens), abs=1e-9)
             log_probabilities.append(float(hypothesis.positional_scores.sum()))
             assert output["sequence_total"] == pytest.approx(-log_probabilities[-1] / len(tokens), abs=1e-9)
-            each = [
-                [float(rule(source, tuple(tokens[:t])).log_softmax(0)[token]) for t, token in enumerate(tokens)]
-                for rule in rules
-            ]
+            pasts = [(tuple(tokens[:t]), token) for t, token in enumerate(tokens)]
+            each = [[float(rule(source, past).log_softmax(0)[token]) for past, token in pasts] for rule in rules]
             assert hypothesis.fields["member_lprobs"].T.tolist() == [pytest.approx(lprobs, abs=1e-9) for lprobs in each]
             means = [sum(lprobs) / len(tokens) for lprobs in each]
             assert output["d_tp"] == pytest.approx(statistics.fmean(means), abs=1e-9)
             assert output["d_var"] == pytest.approx(statistics.pvariance(means), abs=1e-9)
-            assert output["sequence_reverse"] == pytest.approx(
-                log_probabilities[-1] / len(tokens) - output["d_tp"], abs=1e-9
-            )
+            reverse = log_probabilities[-1] / len(tokens) - output["d_tp"]
+            assert output["sequence_reverse"] == pytest.approx(reverse, abs=1e-9)
         weights = [math.exp(value / 2.0) for value in log_probabilities]
         for name in line["hypotheses"][0]:
             wanted_mean = sum(w * output[name] for w, output in zip(weights, line["hypotheses"], strict=True))
@@ -105,9 +100,8 @@ def test_the_measures_of_each_token_are_the_definitions(tmp_path: Path) -> None:
 
 def test_continuous_batching_gives_the_same_fields() -> None:
     models = [sharp("transformer_tiny", seed) for seed in (1, 2)]
-    generator = make_generator(
-        models, dictionary(VOCAB - 4), beam_size=3, max_len_a=1.0, max_len_b=3, observers=[UncertaintyObserver()]
-    )
+    options = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 3, "observers": [UncertaintyObserver()]}
+    generator = make_generator(models, dictionary(VOCAB - 4), **options)
     assert generator.can_merge
     asked = assert_continuous_equals_alone(generator, sources(13, seed=2), 4)
     assert len([running for running in asked if 0 < running < 4]) > 2
@@ -146,13 +140,10 @@ def masked(model: torch.nn.Module, member: int, line: int, part: int) -> Iterato
 def test_members_are_the_models_with_the_masks_of_the_formula(name: str) -> None:
     """Beams cross and sentences leave the batch; a pass over the whole output has no cache."""
     model = sharp(name, seed=3)
-    observer = UncertaintyObserver()
-    generator = make_generator(
-        [model] * MEMBERS, dictionary(VOCAB - 4), search_strategy=McDropout(SEED, RATE), observers=[observer],
-        beam_size=3, max_len_a=1.0, max_len_b=2, min_len=0,
-    )  # fmt: skip
-    batch = replace(batch_of(SOURCES), ids=torch.tensor(IDS))
-    results = generator.generate(batch)
+    options = {"observers": [UncertaintyObserver()], "beam_size": 3, "max_len_a": 1.0, "max_len_b": 2, "min_len": 0}
+    search = McDropout(SEED, RATE)
+    generator = make_generator([model] * MEMBERS, dictionary(VOCAB - 4), search_strategy=search, **options)
+    results = generator.generate(replace(batch_of(SOURCES), ids=torch.tensor(IDS)))
     assert len({len(one.tokens) for found in results for one in found}) > 2
     assert not any(module.training for module in model.modules())
     start = model.start_token(EOS)

@@ -17,20 +17,7 @@ VALUES: list[Any] = [
 ]
 """Values that readers may not expect."""
 
-_BYTES = [
-    b"[",
-    b"{",
-    b'"',
-    b"\\",
-    b"\0",
-    b"\xff",
-    b"9" * 400,
-    b"\n",
-    b"- &a *a",
-    b"\r",
-    b"\xe2\x80\xa8",
-    b"\xed\xa0\x80",
-]
+_BYTES = [bytes([byte]) for byte in b'[{"\\\0\xff\n\r'] + [b"9" * 400, b"- &a *a", b"\xe2\x80\xa8", b"\xed\xa0\x80"]
 
 
 def places(tree: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -43,27 +43,16 @@ from tests.fuzzing import settings
 from tests.fuzzing.mutation import change_bytes, change_json, change_safetensors, change_yaml
 from tests.fuzzing.sandbox import Sandbox, Wrong
 from tests.hostile import JSON, PICKLES, YAML, checksummed, compressed, old_file
+from tests.huggingface_t5 import change_config
 from tests.marian_binary import write_binary
 from tests.pretrained_folders import sentencepiece_model, write_model
+from tests.scripted_model import dictionary
 
 LONGEST = 4
 TEXTS = ["the dog sees two men", "", " ", "é 😀 \u2028", "</s> <pad> ▁", "a" * 200]
-LINES = [
-    "the dog",
-    "",
-    "  sees \t\r",
-    "\x85\u2028\x0b\x1c",
-    "e\u0301 😀 \ufeff\u202e",
-    "{source} </s> ▁",
-    "ﷺ" * 50,
-    "x",
-]
+LINES = ["the dog", "", "  sees \t\r", "\x85\u2028\x0b\x1c", "e\u0301 😀 \ufeff\u202e", "{source} </s> ▁", "ﷺ" * 9, "x"]
 SAMPLES = {".yaml": YAML, ".json": JSON}
-CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    ".yaml": change_yaml,
-    ".json": change_json,
-    ".safetensors": change_safetensors,
-}
+CHANGES: dict[str, Any] = {".yaml": change_yaml, ".json": change_json, ".safetensors": change_safetensors}
 CODE = ("evil.py", "config.py", "__init__.py", "modeling_t5.py", "setup.py", "sitecustomize.py", "conftest.py")
 """Files with code that are put into folders of models."""
 
@@ -186,9 +175,7 @@ def make_mixture(folder: Path) -> None:
 
 
 def make_vocabularies(folder: Path) -> None:
-    words = Dictionary()
-    for number in range(9):
-        words.add_symbol(f"w{number}")
+    words = dictionary(9)
     words.save(folder / "dict.txt")
     words.save(folder / "vocabulary.json")
 
@@ -204,6 +191,10 @@ def read_vocabularies(folder: Path) -> None:
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+def make_sentencepiece(folder: Path) -> None:
+    (folder / "sentencepiece.model").write_bytes(sentencepiece_model())
 
 
 def read_sentencepiece(folder: Path) -> None:
@@ -269,31 +260,19 @@ def decode(path: Path, text: str) -> None:
 
 def make_huggingface(folder: Path) -> None:
     """A T5 with weights in three shards and an index."""
-    write_model(folder / "model", "PegasusTokenizer")
-    shutil.copytree(folder / "model", folder, dirs_exist_ok=True)
-    for made in (folder / "model", folder / "model-tokenizer"):
-        shutil.rmtree(made)
+    folder.rmdir()
+    write_model(folder, "PegasusTokenizer")
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    places = {}
-    for number, name in enumerate(sorted(weights)):
-        places[name] = f"model-0000{number % 3 + 1}-of-00003.safetensors"
+    places = {name: f"model-0000{at % 3 + 1}-of-00003.safetensors" for at, name in enumerate(sorted(weights))}
     for file in set(places.values()):
         part = {name: weights[name] for name in weights if places[name] == file}
         safetensors.torch.save_file(part, folder / file, {"format": "pt"})
     index = {"metadata": {"total_size": 1}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    path = folder / "generation_config.json"
-    keys = {
-        "num_beams": 3,
-        "do_sample": False,
-        "top_k": 3,
-        "min_length": 1,
-        "length_penalty": 2.0,
-        "stop_strings": ["b"],
-    }
+    keys = {"num_beams": 3, "do_sample": False, "top_k": 3, "min_length": 1, "length_penalty": 2.0}
     keys |= {"bad_words_ids": [[5]], "suppress_tokens": [6], "sequence_bias": [[[5], -3.0]], "eos_token_id": [1, 5]}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+    change_config(folder, "generation_config.json", stop_strings=["b"], **keys)
 
 
 def damage_huggingface(folder: Path, canary: Path, rng: random.Random) -> None:
@@ -325,10 +304,13 @@ def read_huggingface(folder: Path) -> None:
     decode(folder, TEXTS[0])
 
 
+def make_fairseq(folder: Path) -> Path:
+    return fairseq_checkpoints.write_random(folder, fairseq_checkpoints.TRANSFORMER)
+
+
 def make_run(folder: Path) -> None:
     """A run folder."""
-    path = fairseq_checkpoints.write_random(folder.with_name("fairseq"), fairseq_checkpoints.TRANSFORMER)
-    loaded = load_model(path)
+    loaded = load_model(make_fairseq(folder.with_name("fairseq")))
     shutil.rmtree(folder)
     write_run(loaded, run_config(loaded, ConvertConfig(path=["model.pt"], source_lang="en", target_lang="de")), folder)
 
@@ -369,11 +351,7 @@ def _point_to_code(folder: Path, canary: Path, rng: random.Random) -> None:
 
 def read_run(folder: Path) -> None:
     refused: list[UserError | OSError] = []
-    readers: list[Callable[[], Any]] = [
-        lambda: update_of(folder / "checkpoints" / "best"),
-        lambda: decode(folder, "w1 w2"),
-    ]
-    for reader in readers:
+    for reader in (lambda: update_of(folder / "checkpoints" / "best"), lambda: decode(folder, "w1 w2")):
         try:
             reader()
         except (UserError, OSError) as error:
@@ -460,20 +438,11 @@ READERS = {
     "jsonl": Reader(make_records, read_records, 40),
     "mixture": Reader(make_mixture, lambda folder: read_mixture((folder / "mixture.yaml").read_bytes(), "it"), 40),
     "vocabulary": Reader(make_vocabularies, read_vocabularies, 40),
-    "sentencepiece": Reader(
-        lambda folder: (folder / "sentencepiece.model").write_bytes(sentencepiece_model("unigram")),
-        read_sentencepiece,
-        100,
-    ),
+    "sentencepiece": Reader(make_sentencepiece, read_sentencepiece, 100),
     "tokenizer": Reader(make_pipeline, read_pipeline, 25, damage_pipeline),
     "huggingface": Reader(make_huggingface, read_huggingface, 20, damage_huggingface),
     "run": Reader(make_run, read_run, 6, damage_run),
-    ".pt": Reader(
-        lambda folder: fairseq_checkpoints.write_random(folder, fairseq_checkpoints.TRANSFORMER),
-        lambda folder: decode(folder / "model.pt", "w1 w2"),
-        20,
-        damage_pickle,
-    ),
+    ".pt": Reader(make_fairseq, lambda folder: decode(folder / "model.pt", "w1 w2"), 20, damage_pickle),
     ".bin": Reader(make_bin, lambda folder: decode(folder, TEXTS[0]), 20, damage_pickle),
     "marian": Reader(make_marian, lambda folder: decode(folder / "model.bin", "no 1"), 20),
     "overrides": Reader(settings.make_overrides, settings.read_overrides, 6, settings.damage_overrides),

@@ -24,9 +24,9 @@ LONGEST_MESSAGE = 3000
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {  # audit events that change files, with the number of their arguments that are paths
-    **dict.fromkeys(("os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.chmod", "os.chown", "os.utime"), 1),
+    **dict.fromkeys([f"os.{name}" for name in ("mkdir", "rmdir", "remove", "truncate", "chmod", "chown", "utime")], 1),
+    **dict.fromkeys([f"os.{name}" for name in ("rename", "link", "symlink")], 2),
     "shutil.rmtree": 1,
-    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2),
 }
 _COMMANDS = frozenset(
     """
@@ -146,11 +146,7 @@ class Sandbox:
             Failure: it did something that no case may do.
         """
         error: BaseException | None = None
-        with (
-            _AUDIT.watching(self.root, self.folder),
-            _limited_memory(memory),
-            _alarm(seconds) as hung,
-        ):
+        with _AUDIT.watching(self.root, self.folder), _limited_memory(memory), _alarm(seconds) as hung:
             try:
                 work()
             except KeyboardInterrupt:

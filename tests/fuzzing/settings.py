@@ -132,8 +132,7 @@ def _models() -> list[ModelInMemory]:
 
 
 def make_settings(folder: Path) -> None:
-    case: dict[str, Any] = {"models": [0], "settings": {}, "prefixes": None, "format": "json"}
-    (folder / CASE).write_text(json.dumps(case))
+    (folder / CASE).write_text('{"models": [0], "settings": {}, "prefixes": null, "format": "json"}')
 
 
 def damage_settings(folder: Path, canary: Path, rng: random.Random) -> None:
@@ -154,13 +153,11 @@ def damage_settings(folder: Path, canary: Path, rng: random.Random) -> None:
             own = typing.get_type_hints(schema)
             found = {f"{group}.{f.name}": value_of(f, own[f.name], rng) for f in dataclasses.fields(schema)}
             settings = found | settings
-    case: dict[str, Any] = {
-        "models": [rng.randrange(len(MODELS)) for _ in range(rng.choice([1, 1, 2]))],
-        "settings": settings,
-    }
-    case["prefixes"] = [rng.choice(["", "w1", "w2 w3"]) for _ in LINES] if rng.random() < 0.2 else None
+    models = [rng.randrange(len(MODELS)) for _ in range(rng.choice([1, 1, 2]))]
+    prefixes = [rng.choice(["", "w1", "w2 w3"]) for _ in LINES] if rng.random() < 0.2 else None
+    case = {"models": models, "settings": settings, "prefixes": prefixes, "format": rng.choice(list(FORMATS))}
     (folder / CASE).unlink()
-    (folder / CASE).write_text(json.dumps({**case, "format": rng.choice(list(FORMATS))}))
+    (folder / CASE).write_text(json.dumps(case))
 
 
 def read_settings(folder: Path) -> None:

@@ -18,8 +18,7 @@ def test_two_stages_find_what_a_plain_top_k_finds(beam: int, vocab: int, dead: b
     lprobs[:, :, torch.randperm(vocab, generator=generator)[: vocab // 3]] = -torch.inf
     scores = torch.randn(4, beam, generator=generator, dtype=torch.float64)
     if dead:
-        scores[0, 1:] = -torch.inf
-        scores[1] = -torch.inf
+        scores[0, 1:] = scores[1] = -torch.inf
     count = 2 * beam
     found = best_continuations(lprobs, scores, count)
     totals = (lprobs + scores.unsqueeze(-1)).flatten(1)

@@ -32,7 +32,7 @@ def test_a_build_that_changes_its_configuration_changes_no_later_call() -> None:
             return cls()
 
     found: list[float] = []
-    translator = Translator([text_model(), text_model("fconv_tiny")], combination="test_popping")
+    translator = Translator([text_model(), text_model("fconv_tiny")], combination="test_popping", max_len=3)
     try:
         for beam in (2, 3):
             translator.translate(["w1"], beam=beam, **{"combination.weights": [0.25, 0.75]})
@@ -52,31 +52,27 @@ def test_components_of_every_kind_may_use_the_same() -> None:
             seen[f"{cls.__name__} {len(seen)}"] = resources
             return cls()
 
-    kinds: list[tuple[registry.Registry, Any, type]] = [
-        (registry.SEARCHES, registry.register_search, BeamSearch),
-        (registry.LOGITS_PROCESSORS, registry.register_logits_processor, LogitsProcessor),
-        (registry.STOPPING_RULES, registry.register_stopping_rule, StoppingRule),
-        (registry.OBSERVERS, registry.register_observer, Observer),
-        (registry.COMBINATIONS, registry.register_combination, ProbabilityMean),
-        (registry.MEMBER_SOURCES, registry.register_member_source, MemberSource),
-    ]
-    no_change = {
-        "LogitsProcessor": lambda self, lprobs, context: lprobs,
-        "StoppingRule": lambda self, tokens, context: tokens[:, 0] < 0,
-        "MemberSource": lambda self, line, number: line,
+    same = {"__call__": lambda self, given, _: given}
+    never = {"__call__": lambda self, tokens, _: tokens[:, 0] < 0}
+    kinds: dict[registry.Registry, tuple[Any, type, dict[str, Any]]] = {
+        registry.SEARCHES: (registry.register_search, BeamSearch, {}),
+        registry.LOGITS_PROCESSORS: (registry.register_logits_processor, LogitsProcessor, same),
+        registry.STOPPING_RULES: (registry.register_stopping_rule, StoppingRule, never),
+        registry.OBSERVERS: (registry.register_observer, Observer, {}),
+        registry.COMBINATIONS: (registry.register_combination, ProbabilityMean, {}),
+        registry.MEMBER_SOURCES: (registry.register_member_source, MemberSource, same),
     }
-    for _, register, base in kinds:
-        name = base.__name__
-        register("test_kept")(type(name, (Kept, base), {"__call__": no_change[name]} if name in no_change else {}))
+    for register, base, methods in kinds.values():
+        register("test_kept")(type(base.__name__, (Kept, base), methods))
     one = text_model()
-    translator = Translator(one, combination="test_kept", member_sources=["test_kept"], end_symbols=["w9"])
+    translator = Translator(one, combination="test_kept", member_sources=["test_kept"], end_symbols=["w9"], max_len=3)
     lists = {key: ["test_kept"] for key in ("processors", "stopping_rules", "observers")}
     try:
         translator.translate(["w1"], search="test_kept", **lists)
-        assert {name.split()[0] for name in seen} == {base.__name__ for *_, base in kinds}
+        assert {name.split()[0] for name in seen} == {base.__name__ for _, base, _ in kinds.values()}
         list(translator.score(["w1"], ["w2"]))
     finally:
-        for kind, *_ in kinds:
+        for kind in kinds:
             del kind._entries["test_kept"]
     assert len(seen) == len(kinds) + 2
     for name, resources in seen.items():
@@ -95,7 +91,7 @@ def test_an_empty_or_zero_value_of_a_key_is_applied_if_it_is_no_default(monkeypa
         test_limit: int = option(3, "a limit", setup=f"{__name__}:keep_limit")
 
     monkeypatch.setattr(sys.modules[__name__], "LIMITS", [])
-    translator = Translator(text_model())
+    translator = Translator(text_model(), max_len=3)
     for limit in (3, 0, 5):
         translator.translate(["w1"], test_limit=limit)
     assert LIMITS == [0, 5]

@@ -22,49 +22,35 @@ from tests.text_models import text_model
 TEXTS = [f"w{number % 19} w{number % 7}" + " w3" * (number % 5) for number in range(12)]
 
 
-def close(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)
-
-
-class Members(Observer):
-    """Collects what the members computed."""
-
-    needs = frozenset({MEMBER_LOGITS, MEMBER_LPROBS})
-
-    def __init__(self) -> None:
-        self.seen: list[Tensor] = []
-
-    def observe(self, record: StepRecord) -> None:
-        outputs = record.context.outputs
-        assert outputs.member_logits is not None
-        assert outputs.member_lprobs is not None
-        self.seen += [*(logits.log_softmax(-1) for logits in outputs.member_logits), *outputs.member_lprobs]
-
-
 def test_processors_do_not_change_what_the_members_computed() -> None:
     """With weight 0, fusion returns the first member's own log-probabilities, which ``Forbid`` changes in place."""
-    rules, observer = [random_rule(9, 0), random_rule(9, 1)], Members()
-    generator = make_generator(
-        *([ScriptedModel(rule) for rule in rules], dictionary(5)),
-        **{"beam_size": 1, "max_len_a": 0, "max_len_b": 0, "combination": Fusion(0.0)},
-        **{"processors": [Forbid([4, 5])], "observers": [observer], "temperature": 0.8},
+
+    class Members(Observer):
+        needs = frozenset({MEMBER_LOGITS, MEMBER_LPROBS})
+
+        def observe(self, record: StepRecord) -> None:
+            outputs = record.context.outputs
+            seen.extend([*(logits.log_softmax(-1) for logits in outputs.member_logits), *outputs.member_lprobs])
+
+    seen: list[Tensor] = []
+    rules = [random_rule(9, 0), random_rule(9, 1)]
+    options = {"max_len_a": 0, "max_len_b": 0, "combination": Fusion(0.0), "temperature": 0.8}
+    models, components = (
+        [ScriptedModel(rule) for rule in rules],
+        {"processors": [Forbid([4, 5])], "observers": [Members()]},
     )
-    generator.generate(batch_of([(4, 2)]))
-    expected = [(rule((4, 2), ()) / 0.8).log_softmax(-1) for rule in rules]
-    for found, wanted in zip(observer.seen, [*expected, *expected], strict=True):
-        close(found[0], wanted)
+    make_generator(models, dictionary(5), **options, **components).generate(batch_of([(4, 2)]))
+    wanted = [(rule((4, 2), ()) / 0.8).log_softmax(-1) for rule in rules]
+    torch.testing.assert_close([each[0] for each in seen], wanted * 2, atol=1e-10, rtol=0)
 
 
 class ReadsText(LogitsProcessor):
     """Prefers a token that depends on the length of the source line, and checks that the line is the right one."""
 
     def __init__(self, can_merge: bool):
-        self.can_merge = can_merge
-        self.begun: list[str] = []
-        self.joined = False
+        self.can_merge, self.begun, self.joined = can_merge, list[str](), False
 
     def begin(self, batch: BatchInfo) -> ReadsText:
-        assert batch.ids is not None
         assert batch.source_texts == [TEXTS[number] for number in batch.ids.tolist()]
         self.begun += batch.source_texts
         return self

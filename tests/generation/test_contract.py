@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -41,6 +42,11 @@ def calling(base: type[Any], function: Callable[..., Any]) -> Any:
     return component(base, __call__=function)
 
 
+def process(change: Callable[[Any], Any]) -> list[Any]:
+    """A processor that changes scores so."""
+    return [calling(LogitsProcessor, lambda self, lprobs, context: change(lprobs))]
+
+
 def narrowed(self: Any, context: Any, scores: Any) -> Any:
     """The step of beam search, with scores of 32 bits."""
     found = BeamSearch.step(self, context, scores)
@@ -69,54 +75,31 @@ def few(self: Any, context: Any, scores: Any) -> Any:
 ROWS, V = 8, VOCAB
 
 test_decoding = refusals(
-    decode(
-        f"must return ({ROWS}, {V}) of torch.float64 on cpu but returns ({ROWS}, 5) of torch.float64 on cpu",
-        processors=[calling(LogitsProcessor, lambda self, lprobs, context: lprobs[:, :5])],
-    ),
-    decode("of torch.float32", processors=[calling(LogitsProcessor, lambda self, lprobs, context: lprobs.float())]),
-    decode(
-        "must return a Tensor but returns None; is a return statement missing",
-        processors=[calling(LogitsProcessor, lambda self, lprobs, context: None)],
-    ),
-    decode(
-        f"but returns ({ROWS},)",
-        members=2,
-        combination=calling(Combination, lambda self, lprobs, context: lprobs[0].mean(1)),
-    ),
-    decode(
-        "must return a weight for each of 2 members",
-        **{"members": 2, "combination": component(Combination, attention_weights=lambda self, members: [1.0])},
-    ),
+    decode(f"must return ({ROWS}, {V}) of torch.float64 on cpu but returns ({ROWS}, 5) of torch.float64 on cpu",
+           processors=process(lambda lprobs: lprobs[:, :5])),
+    decode("of torch.float32", processors=process(lambda lprobs: lprobs.float())),
+    decode("must return a Tensor but returns None; is a return statement missing", processors=process(lambda _: None)),
+    decode(f"but returns ({ROWS},)", members=2, combination=calling(Combination, lambda self, x, _: x[0].mean(1))),
+    decode("must return a weight for each of 2 members", members=2,
+           combination=component(Combination, attention_weights=lambda self, members: [1.0])),
     decode("a Candidates", search_strategy=component(BeamSearch, step=lambda self, *given: given[1])),
     decode("must return scores", "float64", search_strategy=component(BeamSearch, step=narrowed)),
-    decode(
-        "must return at least 4 candidates of each sentence, not 1", search_strategy=component(BeamSearch, step=few)
-    ),
-    *(
-        decode(
-            f"Mine.{method}",
-            "but returns a tuple",
-            search_strategy=component(BeamSearch, **{method: lambda *given: (1,)}),
-        )
-        for method in ("rows", "finished")
-    ),
+    decode("at least 4 candidates of each sentence, not 1", search_strategy=component(BeamSearch, step=few)),
+    *(decode(f"Mine.{name}", "but returns a tuple", search_strategy=component(BeamSearch, **{name: lambda *_: (1,)}))
+      for name in ("rows", "finished")),
     decode("(16,) of torch.bool", stopping=[calling(StoppingRule, lambda self, tokens, context: tokens[:, -1])]),
     decode("must return a Component", processors=[component(LogitsProcessor, begin=lambda self, batch: None)]),
-    decode(
-        "must set the state 'counts' to a tensor (2, 4, ...), not NoneType",
-        observers=[component(Observer, beam_state=("counts",))],
-    ),
-    decode(
-        "to a tensor (2, ...), not (1,)",
-        processors=[component(LogitsProcessor, sentence_state=("kept",), kept=torch.zeros(1))],
-    ),
+    decode("must set the state 'counts' to a tensor (2, 4, ...), not NoneType",
+           observers=[component(Observer, beam_state=("counts",))]),
+    decode("to a tensor (2, ...), not (1,)",
+           processors=[component(LogitsProcessor, sentence_state=("kept",), kept=torch.zeros(1))]),
     fields("must return a Mapping but returns a Tensor", lambda c, _: c.scores),
     fields("must return a Tensor but returns a float", lambda c, _: {"a": 1.0}),
     fields("(2, 8) of torch.float64 on cpu but returns (2, 1)", lambda c, _: {"a": c.scores[:, :1]}),
     fields("of torch.int64 on cpu but returns", lambda c, x: {"a": c.scores if x.step else c.tokens}),
     fields("a (2, 8, 1) of", lambda c, x: {"a": torch.zeros(*c.tokens.shape, 1 + x.step)}),
     error=ContractError,
-)
+)  # fmt: skip
 
 
 def test_the_file_and_line_of_a_class_are_named() -> None:
@@ -192,11 +175,8 @@ def with_method(part: str, method: str, change: Callable[[Any], Any]) -> Any:
     loaded = text_model()
     module: Any = getattr(loaded.model, part) if part else loaded.model
     base = type(module)
-    body = {
-        "__module__": __name__,
-        method: lambda self, *args, **keys: change(getattr(base, method)(self, *args, **keys)),
-    }
-    module.__class__ = type("Mine", (base,), body)
+    changed = lambda self, *args, **keys: change(getattr(base, method)(self, *args, **keys))  # noqa: E731
+    module.__class__ = type("Mine", (base,), {"__module__": __name__, method: changed})
     return loaded
 
 
@@ -207,14 +187,11 @@ WHOLE: Change = lambda wrong: wrong  # noqa: E731
 def part(name: str) -> Change:
     """A change of one tensor of an output."""
 
-    def of(wrong: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def change(out: Any) -> Any:
-            changed = {name: wrong(getattr(out, name))}
-            return out._replace(**changed) if isinstance(out, tuple) else replace(out, **changed)
+    def change(wrong: Callable[[Any], Any], out: Any) -> Any:
+        changed = {name: wrong(getattr(out, name))}
+        return out._replace(**changed) if isinstance(out, tuple) else replace(out, **changed)
 
-        return change
-
-    return of
+    return lambda wrong: partial(change, wrong)
 
 
 OF_MODELS: list[tuple[str, str, Change, tuple[str, ...]]] = [
@@ -253,22 +230,19 @@ test_what_models_return = refusals(
 class ThreeMethods(KeyValueCache):
     """A cache that implements what the documentation asks for."""
 
-    def __init__(self) -> None:
-        self.kept: KeysAndValues | None = None
+    both: Any = None
+    """Keys and values of all positions, (2, N, H, K, D)."""
 
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
-        old = self.kept
-        pairs = [] if old is None else [(old.keys, new.keys), (old.values, new.values)]
-        self.kept = new if old is None else KeysAndValues(*(torch.cat(pair, dim=2) for pair in pairs))
+        added = torch.stack(new[:2])
+        self.both = added if self.both is None else torch.cat([self.both, added], dim=3)
         return self
 
     def view(self) -> KeysAndValues:
-        assert self.kept is not None
-        return self.kept
+        return KeysAndValues(*self.both)
 
     def reorder(self, new_order: Any) -> KeyValueCache:
-        assert self.kept is not None
-        self.kept = KeysAndValues(*(values.index_select(0, new_order) for values in self.kept[:2]))
+        self.both = self.both.index_select(1, new_order)
         return self
 
 
@@ -305,7 +279,7 @@ test_what_a_cache_returns = refusals(
         for method in ("append", "view", "reorder", "reorder_beams", "select")
     ),
     *(
-        of_cache("must return", "view", lambda self, wrong=wrong: KeysAndValues(*map(wrong, self.kept[:2])))
+        of_cache("must return", "view", lambda self, wrong=wrong: KeysAndValues(*map(wrong, self.both)))
         for name, wrong in WRONG_TENSORS.items()
         if name != "rows"  # a cache may return rows of sentences
     ),

@@ -10,24 +10,20 @@ from seqgen.config import GenerationConfig
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source
+from seqgen.core.structures import Batch, Hypothesis, Source
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
-from tests.model_zoo import VOCAB, ZOO, registered, sharp
+from tests.model_zoo import VOCAB, ZOO, build, registered, sharp
 from tests.scripted_model import batch_of, dictionary
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 
 
-def has_features(name: str) -> bool:
-    decoder = type(ZOO[name].build().decoder)
-    return decoder.extract_features is not IncrementalDecoder.extract_features
-
-
-names = pytest.mark.parametrize("name", [name for name in ZOO if has_features(name)])
+PLAIN = IncrementalDecoder.extract_features
+READABLE = [name for name in ZOO if type(build(name).decoder).extract_features is not PLAIN]
 
 
 def decode(model: EncoderDecoderModel, batch: Batch, **options: object) -> list[Hypothesis]:
@@ -46,26 +42,15 @@ def test_equals_transformers(variant: str, alpha: float, topk: int) -> None:
     sources = [(5, 9, 7, 3, 1), (6, 1), (4, 4, 8, 4, 6, 3, 8, 1), (1,), (7, 7, 1)]
     batch = batch_of(sources, pad=0)
     mask = (torch.arange(8) < batch.source.src_lengths.unsqueeze(1)).long()
-    cfg = GenerationConfig(
-        semantics="huggingface",
-        search="contrastive",
-        components={"search.penalty_alpha": alpha, "search.contrastive_topk": topk},
-        max_len=15,
-        repetition_penalty=1.1,
-    )
+    keys = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}
+    limits = {"max_len": 15, "repetition_penalty": 1.1}
+    cfg = GenerationConfig(semantics="huggingface", search="contrastive", components=keys, **limits)
     lengths = set()
     for seed in range(3):
         original = sharp_model(variant, seed)
-        wanted = original.generate(
-            batch.source.src_tokens,
-            attention_mask=mask,
-            do_sample=False,
-            penalty_alpha=alpha,
-            top_k=topk,
-            max_length=16,
-            min_new_tokens=1,
-            repetition_penalty=1.1,
-        )
+        options = {"penalty_alpha": alpha, "top_k": topk, "repetition_penalty": 1.1}
+        options |= {"max_length": 16, "min_new_tokens": 1}
+        wanted = original.generate(batch.source.src_tokens, attention_mask=mask, do_sample=False, **options)
         generator = SequenceGenerator(build_setup([seqgen_model(original)], t5_dictionary(), cfg))
         for row, [hypothesis] in zip(wanted[:, 1:].tolist(), generator.generate(batch), strict=True):
             length = row.index(1) + 1 if 1 in row else 15
@@ -77,15 +62,11 @@ def test_equals_transformers(variant: str, alpha: float, topk: int) -> None:
 def prompt_features(model: EncoderDecoderModel, source: Source, sentence: int) -> Tensor:
     """For a language model, the features ``(P - 1, C)`` of all prompt tokens but the last, each as a prompt's last."""
     tokens = source.src_tokens[sentence, -int(source.src_lengths[sentence]) :]
-    features = [torch.empty(0, model.decoder.extract_features(*start_of(model, tokens[-1:]))[0].size(-1))]
-    for end in range(1, len(tokens) if model.continues_source else 0):
-        features.append(model.decoder.extract_features(*start_of(model, tokens[:end]))[0][0])
-    return torch.cat(features)
-
-
-def start_of(model: EncoderDecoderModel, source: Tensor) -> tuple[Tensor, EncoderOut]:
-    encoder_out = model.encoder(source.unsqueeze(0), torch.tensor([len(source)]))
-    return torch.tensor([[model.start_token(2)]]), encoder_out
+    start = torch.tensor([[model.start_token(2)]])
+    ends = range(1, len(tokens) + 1)
+    encoded = [model.encoder(tokens[:end].unsqueeze(0), torch.tensor([end])) for end in ends]
+    features = torch.cat([model.decoder.extract_features(start, one)[0][0] for one in encoded])
+    return features[:-1] if model.continues_source else features[:0]
 
 
 @torch.no_grad()
@@ -98,24 +79,24 @@ def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, lon
         prompt = prompt_features(model, batch.source, sentence)
         tokens = [model.start_token(2)]
         while tokens[-1] != 2 or len(tokens) == 1:
-            out = model.decoder(torch.tensor([tokens]), row)
-            probabilities = out.logits[0, -1].log_softmax(-1)
-            probabilities[1] = -torch.inf
             if len(tokens) == longest + 1:
                 tokens.append(2)
                 break
+            probabilities = model.decoder(torch.tensor([tokens]), row).logits[0, -1].log_softmax(-1)
+            probabilities[1] = -torch.inf
+            probabilities = probabilities.softmax(-1)
             gains = {}
-            for token in probabilities.softmax(-1).topk(topk).indices.tolist():
+            for token in probabilities.topk(topk).indices.tolist():
                 features, _ = model.decoder.extract_features(torch.tensor([[*tokens, token]]), row)
                 earlier = torch.cat([prompt, features[0, :-1]])
                 like = torch.nn.functional.cosine_similarity(earlier, features[0, -1:], dim=-1).max()
-                gains[token] = ((1 - alpha) * probabilities.softmax(-1)[token] - alpha * like).item()
+                gains[token] = ((1 - alpha) * probabilities[token] - alpha * like).item()
             tokens.append(max(gains, key=gains.__getitem__))
         outputs.append(tokens[1:])
     return outputs
 
 
-@names
+@pytest.mark.parametrize("name", READABLE)
 def test_equals_the_formula(name: str) -> None:
     model = sharp(name)
     batch = batch_of(SOURCES[:3], left=model.left_pad_source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -25,21 +26,17 @@ OFF = vars(FastConfig.off())
 
 
 class Spy(Observer):
-    """Records the switches, and the number of finished sentences that are still in the batch."""
+    """Records the switches, whether scores were computed the faster way, and finished sentences still in the batch."""
 
     def __init__(self) -> None:
-        self.prepacked: set[bool] = set()
-        self.measures: set[bool] = set()
-        self.two_stage: set[bool] = set()
-        self.pending: set[bool] = set()
-        self.done: set[int] = set()
+        self.seen: dict[str, set[Any]] = defaultdict(set)
 
     def observe(self, record: StepRecord) -> None:
-        self.prepacked.add(PREPACKED_WEIGHTS.is_on())
-        self.measures.add(KERNEL_CHOICE.is_on())
-        self.two_stage.add(record.scored.in_blocks)
-        self.pending.add(record.scored.log_sum is not None)
-        self.done.add(int(record.was_done.sum()))
+        self.seen["prepacked_weights"].add(PREPACKED_WEIGHTS.is_on())
+        self.seen["kernel_choice"].add(KERNEL_CHOICE.is_on())
+        self.seen["two_stage_candidates"].add(record.scored.in_blocks)
+        self.seen["skip_log_softmax"].add(record.scored.log_sum is not None)
+        self.seen["done"].add(int(record.was_done.sum()))
 
 
 @pytest.fixture(name="members")
@@ -47,12 +44,7 @@ def _members() -> Iterator[list[Member]]:
     """The members of all sessions."""
     made: list[Member] = []
     begin = Member.__init__
-
-    def note(self: Member, *arguments: Any) -> None:
-        begin(self, *arguments)
-        made.append(self)
-
-    with mock.patch.object(Member, "__init__", note):
+    with mock.patch.object(Member, "__init__", lambda self, *given: (begin(self, *given), made.append(self))[0]):
         yield made
 
 
@@ -82,11 +74,9 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
         if member.state is not None:
             assert member.state.beam_indirection is (False if key == "beam_indirection" else None)
             assert ("indirection_table" in member.state.shared) == (key != "beam_indirection")
-    assert spy.pending == {key != "skip_log_softmax"}
-    assert spy.two_stage == {key != "two_stage_candidates"}
-    assert spy.prepacked == {key != "prepacked_weights"}
-    assert spy.measures == {key != "kernel_choice"}
-    assert (max(spy.done) > 0) == (key != "lazy_compaction")
+    for switch in ("prepacked_weights", "kernel_choice", "two_stage_candidates", "skip_log_softmax"):
+        assert spy.seen[switch] == {key != switch}
+    assert (max(spy.seen["done"]) > 0) == (key != "lazy_compaction")
     assert generator.can_merge == (key not in ("use_cache", "continuous_batching"))
 
 

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from seqgen.core.candidates import Candidates
-from seqgen.core.context import StepContext
-from seqgen.core.observers import Observer, StepRecord
+from seqgen.core.observers import Observer
 from seqgen.core.search import Search
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import PromptLookup
@@ -29,8 +25,6 @@ from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
-WORDS = 5
-V = WORDS + 4
 SOURCES = [(4, 5, 6, 2), (7, 2), (8, 4, 4, 5, 6, 7, 2)]
 
 
@@ -38,9 +32,7 @@ class Fields(Watching):
     """The fields alone."""
 
     needs = frozenset()
-
-    def observe(self, record: StepRecord) -> None:
-        pass
+    observe = Observer.observe
 
 
 @pytest.mark.parametrize(
@@ -49,20 +41,11 @@ class Fields(Watching):
     ids=["sampling", "greedy"],
 )
 def test_drafted_tokens_have_fields(search: Search, beam: int) -> None:
-    models, options = [ScriptedModel(random_rule(V, 0))], {"beam_size": beam, "max_len": 6, "min_len": 0}
-    found, plain = (
-        make_generator(models, dictionary(WORDS), search_strategy=search, observers=own, **options).generate(
-            batch_of(SOURCES)
-        )
-        for own in ([Fields()], [])
-    )
+    options = {"beam_size": beam, "max_len": 6, "min_len": 0, "search_strategy": search}
+    generator = make_generator([ScriptedModel(random_rule(9, 0))], dictionary(5), **options)
+    found, plain = (generator.generate(batch_of(SOURCES), observers=own) for own in ([Fields()], []))
     assert_fields_follow(found)
     assert_same(found, plain)
-
-
-class Nothing(Observer):
-    def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
-        return {"nan": torch.full_like(candidates.scores, math.nan)}
 
 
 def test_in_texts_json_and_parts_of_a_line() -> None:
@@ -74,7 +57,8 @@ def test_in_texts_json_and_parts_of_a_line() -> None:
             tokens = item["tokens"]
             assert item["fields"]["prefix"] == [hashed(tokens[: t + 1]) for t in range(len(tokens))]
             assert item["fields"]["of"] == [list(pair) for pair in enumerate(tokens)]
-    decoding = translator.prepare(observers=[Nothing()])
+    unknown = lambda self, candidates, context: {"nan": torch.full_like(candidates.scores, math.nan)}  # noqa: E731
+    decoding = translator.prepare(observers=[type("Nothing", (Observer,), {"token_fields": unknown})()])
     line = json.loads(FORMATS["json"](decoding, None)(next(iter(decoding.translate(TEXTS)))))
     assert {*line["hypotheses"][0]["fields"]["nan"]} == {None}
 

@@ -80,15 +80,12 @@ def branching(wanted: list[Results], found: list[Results], before: int | None) -
             alive = [each for each in alive if each.step()]
         later = second.fork()
         for each in (session, first, some, second, later):
-            if each in (second, later):  # when the others are done
-                while each.step():
-                    pass
+            while each in (second, later) and each.step():  # when the others are done
+                pass
             each.collect_all()
-        wanted.extend([session.results, [session.results[row] for row in sentences]])
-        found.extend([first.results, some.results])
         live = sorted(set(sentences), key=sentences.index)[::-1]
-        for each in (second, later):
-            wanted.append([session.results[row] for row in live])
+        for each, rows in ((first, None), (some, sentences), (second, live), (later, live)):
+            wanted.append([session.results[row] for row in rows] if rows else session.results)
             found.append(each.results)
         return session.results
 
@@ -105,8 +102,7 @@ def test_forks_decode_as_the_session(
     options = {**OPTIONS, **FURTHER}[option]
     if before is None:
         options = {**options, "max_len_a": 1.0, "max_len_b": 0}  # sentences end at different steps
-    wanted: list[Results] = []
-    found: list[Results] = []
+    wanted, found = list[Results](), list[Results]()
     plain = decode(name, "cpu", options)
     monkeypatch.setattr(Session, "run", branching(wanted, found, before))
     assert_same(decode(name, "cpu", options), plain)
@@ -118,9 +114,7 @@ def test_forks_decode_as_the_session(
 model = cache(lambda name: sharp(name, seed=3))
 
 
-def begin(
-    options: dict[str, Any], name: str = "transformer_tiny", kind: type[Session] = Session, count: int = 5
-) -> Session:
+def begin(options: dict[str, Any], name: str = "transformer_tiny", kind: Any = Session, count: int = 5) -> Session:
     """A session that has not decoded a step."""
     values = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 8, "min_len": 0, **options}
     setup = make_generator([model(name)], dictionary(VOCAB - 4), **values).setup
@@ -192,25 +186,19 @@ def test_the_tokens_of_beams_are_the_same_whenever_they_are_read() -> None:
 @torch.inference_mode()
 def test_sessions_are_merged_after_their_first_step_only(name: str) -> None:
     """Before it, prompts of different lengths would be padded on the right."""
-    for steps in ((0, 0), (0, 1), (1, 0)):
-        one, two = (begin({}, name) for _ in steps)
-        for session, count in zip((one, two), steps, strict=True):
-            for _ in range(count):
-                session.step()
+    for begun in ([], [1], [0]):
+        sessions = [begin({}, name) for _ in range(2)]
+        for number in begun:
+            sessions[number].step()
         with pytest.raises(ValueError, match="only after both have decoded a step"):
-            one.merge(two)
+            sessions[0].merge(sessions[1])
 
 
 @torch.inference_mode()
-def test_drafts_are_not_forked() -> None:
+def test_containers_of_a_session_are_forked_and_drafts_are_not() -> None:
+    session: Any = begin({})
+    session.others = {"one": [session.backpointers]}
+    assert session.fork().others["one"][0] is not session.backpointers
     search = SpeculativeSearch(PromptLookup(3))
     with pytest.raises(ConfigError, match="remove the draft"):
         begin({"search_strategy": search, "beam_size": 1}, kind=search.session_class).fork()
-
-
-@torch.inference_mode()
-def test_containers_of_a_session_are_forked() -> None:
-    session: Any = begin({})
-    session.others = {"one": [session.backpointers]}
-    other = session.fork()
-    assert other.others["one"][0] is not session.backpointers

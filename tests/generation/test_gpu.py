@@ -34,11 +34,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 WORDS = tiny_dictionary()
 OPTIONS: dict[str, dict[str, Any]] = {
     **{"beam": {}, "huggingface": {"semantics": "huggingface"}, "no cache": {"use_cache": False}},
-    **{
-        "table": {"beam_indirection": True},
-        "no table": {"beam_indirection": False},
-        "log-softmax": {"skip_log_softmax": False},
-    },
+    **{"table": {"beam_indirection": True}, "no table": {"beam_indirection": False}},
+    "log-softmax": {"skip_log_softmax": False},
     **{"compaction at once": {"lazy_compaction": False}, "minimum": {"min_len": 3}, "prefix": {"prefix": 1}},
     **{"ensemble": {"members": 2}, "log": {"members": 2, "average": "log"}, "guidance": {"guidance_scale": 1.5}},
     **{f"search={name}": {"search": name, "max_len": 7} for name in STRATEGIES},
@@ -67,11 +64,8 @@ FAST = {
     *((model, "beam") for model in in_zoo("t5_tiny", "t5gemma_tiny", "t5gemma2_tiny", "transformer_lm_tiny")),
     *(("transformer_tiny", f"search={name}") for name in STRATEGIES),
     *(("transformer_tiny", f"processor={name}") for name in ("bad_words", "exponential_decay", "allowed_outputs")),
-    *(
-        ("transformer_tiny", name)
-        for name in ("huggingface", "guidance", "draft", "look-up", "continuous", "stop texts", "coverage")
-    ),
-    ("transformer_tiny", "compaction at once"),
+    *(("transformer_tiny", name) for name in ("huggingface", "guidance", "compaction at once")),
+    *(("transformer_tiny", name) for name in ("draft", "look-up", "continuous", "stop texts", "coverage")),
 }
 DEVICES = [
     *(pytest.param("gpu", *case, marks=() if case in FAST else pytest.mark.slow) for case in CASES),
@@ -102,11 +96,8 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
     if not continuous:
         return generator.generate(batch, prefix, phrases)
     waiting, _ = queue(sources, 2)
-    found = dict(
-        generate_continuously(
-            generator, lambda taken, width: None if (more := waiting(taken, width)) is None else more.to(device)
-        )
-    )
+    onto = lambda more: None if more is None else more.to(device)  # noqa: E731
+    found = dict(generate_continuously(generator, lambda taken, width: onto(waiting(taken, width))))
     return [found[number] for number in range(len(sources))]
 
 

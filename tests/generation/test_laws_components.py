@@ -66,7 +66,6 @@ class Counting(Component):
     def begin(self, batch: BatchInfo) -> Self:
         begun = super().begin(batch)
         begun.counts = torch.zeros(batch.num_sentences, batch.beam_size, VOCAB, dtype=torch.int64)
-        assert batch.ids is not None
         begun.bias = preferences(batch.ids)
         return begun
 
@@ -94,13 +93,11 @@ class CountingProduct(Counting, Combination):
     can_merge = True
 
     def __call__(self, lprobs: Any, context: StepContext | None) -> Tensor:
-        assert context is not None
         return sum(lprobs) - WEIGHT * self.counts.flatten(0, 1) + context.by_row(self.bias)
 
 
 class PlainProduct(Combination):
     def __call__(self, lprobs: Any, context: StepContext | None) -> Tensor:
-        assert context is not None
         return sum(lprobs) - WEIGHT * counts_of(context.tokens) + preferences(context.sentence_ids)
 
 
@@ -110,7 +107,6 @@ class CountingStop(Counting, StoppingRule):
     can_merge = True
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
-        assert context.parents is not None
         counts = self.counts.gather(1, context.parents.unsqueeze(2).expand(-1, -1, VOCAB))
         return counts.flatten(0, 1).gather(1, tokens[:, -1:]).squeeze(1) > 0
 
@@ -139,7 +135,6 @@ class Watching(Counting, Observer):
         context, shown = record.context, record.candidates
         self.crossed.append(bool((record.active.beams != torch.arange(record.active.beams.size(1))).any()))
         assert torch.equal(self.bias, preferences(context.sentences.ids))
-        assert record.forbidden is not None
         forbidden = context.by_sentence(record.forbidden.by).tolist()
         written, counts = own_tokens(context), self.counts.flatten(0, 1)
         beams = len(written) // len(self.bias)
@@ -150,13 +145,8 @@ class Watching(Counting, Observer):
             for beam, tokens in enumerate(own):
                 assert torch.equal(counts[row * beams + beam], counts_of(torch.tensor([tokens], dtype=torch.int64))[0])
             became = [Outcome(outcome).name for outcome in record.outcomes[row].tolist()]
-            found = [
-                (*own[beam], token, outcome)
-                for beam, token, outcome in zip(
-                    shown.beams[row].tolist(), shown.tokens[row].tolist(), became, strict=True
-                )
-                if outcome != "IMPOSSIBLE"
-            ]
+            each = zip(shown.beams[row].tolist(), shown.tokens[row].tolist(), became, strict=True)
+            found = [(*own[beam], token, outcome) for beam, token, outcome in each if outcome != "IMPOSSIBLE"]
             self.steps[sentence].append((len(own[0]), [*found, forbidden[row]]))
             self.replaced[sentence] += int(record.replaced[row].sum())
         record.candidates.tokens.zero_()  # changes of what is shown change no result
@@ -164,9 +154,8 @@ class Watching(Counting, Observer):
 
     def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
         hashes = context.by_sentence(torch.tensor([hashed(tokens) for tokens in own_tokens(context)]))
-        steps, prefixes = (
-            gather_beams(values, candidates.beams) for values in (context.by_sentence(context.steps), hashes)
-        )
+        steps = gather_beams(context.by_sentence(context.steps), candidates.beams)
+        prefixes = gather_beams(hashes, candidates.beams)
         newest = (prefixes * 31 + candidates.tokens) % 10007
         sums = candidates.scores.masked_fill(candidates.scores == -math.inf, math.nan)
         fields = {"prefix": newest, "of": torch.stack([steps, candidates.tokens], 2), "sum": sums}
@@ -250,8 +239,7 @@ def alone(make: Make) -> Results:
 
 
 def forked(make: Make) -> Results:
-    wanted: list[Results] = []
-    found: list[Results] = []
+    wanted, found = list[Results](), list[Results]()
     with mock.patch.object(Session, "run", branching(wanted, found, None)):
         results = in_one_batch(make)
     assert len(wanted) == 4
@@ -276,16 +264,11 @@ WAYS: dict[str, Callable[[Make], Results | None]] = {
     "compaction at once": partial(in_one_batch, lazy_compaction=False),
     **{"alone": alone, "forked": forked, "joined": joined},
 }
-COMPONENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "processor and stopping rule": (
-        {"processors": [CountingPenalty()], "stopping": [CountingStop()]},
-        {"processors": [PlainPenalty()], "stopping": [PlainStop()]},
-    ),
-    "combination": ({"combination": CountingProduct()}, {"combination": PlainProduct()}),
-    "combination in guidance": (
-        {"combination": CountingProduct(), "guidance_scale": 1.5},
-        {"combination": PlainProduct(), "guidance_scale": 1.5},
-    ),
+BOTH = [(CountingPenalty, CountingStop, CountingProduct), (PlainPenalty, PlainStop, PlainProduct)]
+COMPONENTS: dict[str, list[dict[str, Any]]] = {
+    "processor and stopping rule": [{"processors": [change()], "stopping": [stop()]} for change, stop, _ in BOTH],
+    "combination": [{"combination": product()} for *_, product in BOTH],
+    "combination in guidance": [{"combination": product(), "guidance_scale": 1.5} for *_, product in BOTH],
 }
 """Components with state, and what computes the same from the tokens."""
 

@@ -18,7 +18,6 @@ from seqgen.config import GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.options import build_setup
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection
@@ -38,12 +37,11 @@ def batch_for(*models: EncoderDecoderModel, sources: Sequence[Sequence[int]] = S
     return read[0] if len(read) == 1 else replace(read[0], member_sources=[batch.source for batch in read])
 
 
-def words() -> Dictionary:
-    return dictionary(VOCAB - 4)
+WORDS = dictionary(VOCAB - 4)
 
 
 def decode(models: list[EncoderDecoderModel], batch: Batch, **options: object) -> list[list[Hypothesis]]:
-    return make_generator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
+    return make_generator(models, WORDS, **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
 
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -84,9 +82,8 @@ def test_ensembles_of_different_architectures(average: str) -> None:
 def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second decode uses the weights that the first has prepacked."""
     original, made = CachedWeight.kept, []
-    monkeypatch.setattr(
-        CachedWeight, "kept", lambda self, key, make: original(self, key, lambda: (made.append(key), make())[1])
-    )
+    noted = lambda self, key, make: original(self, key, lambda: (made.append(key), make())[1])  # noqa: E731
+    monkeypatch.setattr(CachedWeight, "kept", noted)
     model = sharp(name)
     decode([model], batch_for(model))
     assert bool(made) == (name not in WITHOUT_CACHED_WEIGHTS)
@@ -102,5 +99,5 @@ def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_max_len_without_max_len_b_is_the_only_limit(limits: dict[str, int], longest: int) -> None:
     cfg = GenerationConfig(**limits)
-    generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], words(), cfg))
+    generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], WORDS, cfg))
     assert generator.setup.limits.last_steps(torch.tensor([5])).tolist() == [longest]

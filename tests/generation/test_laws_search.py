@@ -62,17 +62,8 @@ def test_a_wide_beam_finds_everything(semantics: str, name: str) -> None:
     if ends_truncated:
         outputs += list(itertools.product(tokens, repeat=longest))
     size = longest if ends_truncated else longest + 1
-    found = decode(
-        name,
-        [Readable(rule)],
-        batch_of([(4, 2)]),
-        vocab - 4,
-        beam_size=len(outputs),
-        max_len=size,
-        normalize_scores=False,
-        semantics=semantics,
-        early_stopping="never",
-    )[0]
+    options = {"normalize_scores": False, "semantics": semantics, "early_stopping": "never", "max_len": size}
+    found = decode(name, [Readable(rule)], batch_of([(4, 2)]), vocab - 4, beam_size=len(outputs), **options)[0]
     assert {tuple(h.tokens.tolist()) for h in found} == set(outputs)
     assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
     if STRATEGIES[name].scores_are_the_models:
@@ -101,16 +92,9 @@ def test_nan_and_infinity_are_errors_with_the_step(
             logits[slice(None) if value == -math.inf else 5] = value
         return logits
 
+    options = {"semantics": semantics, "skip_log_softmax": skip_log_softmax, "min_len": 3}
     with pytest.raises(DecodingError, match=r"step 2 in sentence 1\b"):
-        decode(
-            name,
-            [Readable(rule)],
-            batch_of([(4, 5, 2), (6, 2)]),
-            5,
-            semantics=semantics,
-            skip_log_softmax=skip_log_softmax,
-            min_len=3,
-        )
+        decode(name, [Readable(rule)], batch_of([(4, 5, 2), (6, 2)]), 5, **options)
 
 
 @pytest.mark.parametrize(("name", "semantics"), covering(list(STRATEGIES), SEMANTICS))
@@ -126,32 +110,24 @@ def test_an_empty_batch(name: str, semantics: str) -> None:
 @given(data=st.data())
 def test_random_options_are_respected(data: st.DataObject) -> None:
     """No forbidden token, the expected number of hypotheses, and the expected scores."""
-    name = data.draw(st.sampled_from(list(STRATEGIES)))
-    rules = data.draw(st.sampled_from(["fairseq", "huggingface"]))
-    vocab, longest = data.draw(st.integers(6, 9)), data.draw(st.integers(1, 6))
-    beam = 2 * data.draw(st.integers(1, 3)) if name == "diverse_beam" else data.draw(st.integers(1, 6))
-    rule = random_rule(vocab, data.draw(st.integers(0, 50)), data.draw(st.sampled_from([0.5, 2.0, 6.0])))
-    sources = data.draw(st.lists(st.sampled_from([(4, 5, 2), (2,), (4, 4, 5, 4, 2)]), min_size=1, max_size=3))
-    min_len = data.draw(st.integers(0, longest))
-    suppressed = data.draw(st.lists(st.sampled_from(["w0", "w1", "<unk>"]), max_size=1))
-    prefix = data.draw(st.lists(st.integers(3, 5), max_size=longest - 1))
-    phrases = data.draw(st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=2), max_size=2))
-    repeats = data.draw(st.sampled_from([0, 0, 2]))
+    draw, some = data.draw, lambda *values: data.draw(st.sampled_from(values))
+    name, rules = some(*STRATEGIES), some("fairseq", "huggingface")
+    vocab, longest = draw(st.integers(6, 9)), draw(st.integers(1, 6))
+    beam = 2 * draw(st.integers(1, 3)) if name == "diverse_beam" else draw(st.integers(1, 6))
+    rule = random_rule(vocab, draw(st.integers(0, 50)), some(0.5, 2.0, 6.0))
+    sources = draw(st.lists(st.sampled_from([(4, 5, 2), (2,), (4, 4, 5, 4, 2)]), min_size=1, max_size=3))
+    min_len, repeats = draw(st.integers(0, longest)), some(0, 0, 2)
+    suppressed = draw(st.lists(st.sampled_from(["w0", "w1", "<unk>"]), max_size=1))
+    prefix = draw(st.lists(st.integers(3, 5), max_size=longest - 1))
+    phrases = draw(st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=2), max_size=2))
     options: dict[str, Any] = {
-        "beam_size": beam,
-        "max_len": longest,
-        "min_len": min_len,
-        "tokens_to_suppress": suppressed,
-        "no_repeat_ngram_size": repeats,
-        "len_penalty": data.draw(st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
-        "semantics": rules,
-        "early_stopping": data.draw(st.sampled_from(["true", "false", "never"])) if rules == "huggingface" else "false",
-        "use_cache": data.draw(st.booleans()),
-        "prefix_tokens": torch.tensor([prefix] * len(sources)) if prefix else None,
+        **{"beam_size": beam, "max_len": longest, "min_len": min_len, "tokens_to_suppress": suppressed},
+        **{"no_repeat_ngram_size": repeats, "len_penalty": some(-1.0, 0.0, 1.0, 2.0), "semantics": rules},
+        "early_stopping": some("true", "false", "never") if rules == "huggingface" else "false",
+        **{"use_cache": some(True, False), "prefix_tokens": torch.tensor([prefix] * len(sources)) if prefix else None},
     }
-    model = Readable(rule)
     given_phrases = [phrases] * len(sources) if STRATEGIES[name].phrases else None
-    found = decode(name, [model], batch_of(sources), vocab - 4, given_phrases, **options)
+    found = decode(name, [Readable(rule)], batch_of(sources), vocab - 4, given_phrases, **options)
     assert len(found) == len(sources)
     special = {"w0": 4, "w1": 5, "<unk>": 3}
     for source, hypotheses in zip(sources, found, strict=True):
@@ -164,13 +140,11 @@ def test_random_options_are_respected(data: st.DataObject) -> None:
             cut = name == "marian" and rules == "fairseq" and len(tokens) == longest - 1 and tokens[-1] != EOS
             assert tokens[-1] == EOS or cut or (rules == "huggingface" and len(tokens) == longest)
             assert not {special[token] for token in suppressed} & set(tokens[len(prefix) :])
-            if rules == "fairseq":
-                assert PAD not in tokens
+            assert rules != "fairseq" or PAD not in tokens
             if (len(tokens) < longest and not cut) or (rules == "huggingface" and tokens[-1] == EOS):
                 assert len(tokens) - 1 >= min_len
-            if repeats:
-                pairs = list(itertools.pairwise(tokens[len(prefix) :]))
-                assert len(pairs) == len(set(pairs))
+            pairs = list(itertools.pairwise(tokens[len(prefix) :]))
+            assert not repeats or len(pairs) == len(set(pairs))
             if STRATEGIES[name].scores_are_the_models and rules not in STRATEGIES[name].renormalized_by:
                 own = model_scores(rule, source, tokens)
                 assert h.positional_scores.tolist() == pytest.approx(own, abs=1e-9)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.core.component import HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS
-from seqgen.core.context import StepContext
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.setup import BatchStage
-from seqgen.core.structures import EncoderOut
-from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.stopping import StopStrings, TimeLimit
 from tests.covering import covering
@@ -30,30 +26,16 @@ WORDS = dictionary(VOCAB - 4)
 JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "can_merge", False)]
 
 
-class Outputs(LogitsProcessor):
-    """Adds a function of the models' outputs to the scores."""
-
-    can_merge = True
-    needs = frozenset({HIDDEN_STATES, MEMBER_LOGITS})
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        features, logits = context.outputs.features, context.outputs.member_logits
-        assert features is not None
-        assert logits is not None
-        return lprobs + features[:, :1].sin() * logits[-1].tanh()
+def reading(needs: set[str], change: Callable[[Any], Tensor]) -> LogitsProcessor:
+    """A processor that adds a function of the models' outputs to the scores."""
+    call = lambda self, lprobs, context: lprobs + change(context.outputs)  # noqa: E731
+    return type("Reading", (LogitsProcessor,), {"can_merge": True, "needs": frozenset(needs), "__call__": call})()
 
 
-class Layers(LogitsProcessor):
-    """Adds the scores of the first layer."""
-
-    can_merge = True
-    needs = frozenset({LAYER_LOGITS})
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        assert context.outputs.layer_logits is not None
-        return lprobs + 0.3 * context.outputs.layer_logits[0].tanh()
-
-
+OUTPUTS = reading(
+    {HIDDEN_STATES, MEMBER_LOGITS}, lambda outputs: outputs.features[:, :1].sin() * outputs.member_logits[-1].tanh()
+)
+FIRST_LAYER = reading({LAYER_LOGITS}, lambda outputs: 0.3 * outputs.layer_logits[0].tanh())
 OPTIONS: list[dict[str, object]] = [
     {},
     {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
@@ -83,9 +65,8 @@ def test_what_reads_more_than_the_scores() -> None:
     texts = [f"w{token} w{other}" for token in range(0, VOCAB - 4, 2) for other in range(0, VOCAB - 4, 3)]
     stop = StopStrings(texts, lambda ids: " ".join(WORDS.symbol(token) for token in ids))
     asked: list[tuple[str, dict[str, Any]]] = [
-        ("transformer_tiny", {"processors": [Outputs()], "members": 2}),
-        ("transformer_lm_tiny", {"processors": [Outputs()], "members": 2}),
-        ("transformer_lm_tiny", {"processors": [Layers()]}),
+        *((name, {"processors": [OUTPUTS], "members": 2}) for name in ("transformer_tiny", "transformer_lm_tiny")),
+        ("transformer_lm_tiny", {"processors": [FIRST_LAYER]}),
         ("transformer_tiny", {"guidance_scale": 1.5}),
         ("transformer_lm_tiny", {"stopping": [stop]}),
     ]
@@ -101,19 +82,6 @@ def test_what_reads_more_than_the_scores() -> None:
             )
 
 
-def test_padding_of_merged_encoder_outputs() -> None:
-    """Rows keep their padding on either side; the shorter batch is padded at the end."""
-    left = torch.tensor([[True, True, False], [False, False, False]])
-    longer = torch.tensor([[True, False, False, False, False]])
-    for first, second in ((left, longer), (longer, left), (left, left)):
-        one, two = (EncoderOut(torch.ones(*mask.shape, 4), mask) for mask in (first, second))
-        width = max(first.size(1), second.size(1))
-        wanted = torch.cat([F.pad(mask, (0, width - mask.size(1)), value=True) for mask in (first, second)])
-        got = one.merge(two).encoder_padding_mask
-        assert got is not None
-        assert torch.equal(got, wanted)
-
-
 @pytest.mark.parametrize(
     "options", [{"beam_size": 2, "max_len_a": 0.3}, {"semantics": "huggingface", "max_len_a": 0.3}], ids=str
 )
@@ -127,13 +95,13 @@ def test_dead_weight_may_outlive_the_table_of_positions() -> None:
     model = registered("transformer_tiny", max_target_positions=12)().double().eval()
     generator = make_generator([model], WORDS, beam_size=2, max_len_a=1.0, max_len_b=0)
     assert_continuous_equals_alone(generator, sources(60, seed=6), 24)
+    assert assert_continuous_equals_alone(generator, [], 24) == [0], "nobody waits"
 
 
 @pytest.mark.parametrize("language_models", [False, True])
 def test_ensembles_are_joined_too(language_models: bool) -> None:
-    models = [
-        sharp(name) for name in ARCHITECTURES if name in JOINING and ZOO[name].is_language_model == language_models
-    ]
+    names = [name for name in ARCHITECTURES if name in JOINING and ZOO[name].is_language_model == language_models]
+    models = [sharp(name) for name in names]
     generator = make_generator(models, WORDS, beam_size=3, max_len_b=8)
     assert_continuous_equals_alone(generator, sources(9, seed=1), 3, left=language_models)
 
@@ -154,8 +122,3 @@ def test_obstacles() -> None:
     assert needing.setup.merge_obstacle == "a component or the output needs attention"
     setup = replace(make_generator([sharp("fconv_tiny")], WORDS).setup, stages=[mock.Mock(spec=BatchStage)])
     assert setup.merge_obstacle == "a stage changes batches before they are decoded"
-
-
-def test_nobody_waits() -> None:
-    generator = make_generator([sharp("transformer_tiny")], WORDS)
-    assert list(generate_continuously(generator, lambda running, width: None)) == []

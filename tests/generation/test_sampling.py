@@ -17,16 +17,13 @@ from seqgen.decoding.search import sampling as randomness
 from seqgen.decoding.search.sampling import BeamSampling, Sampling, draw, random_bits, uniform
 from tests.step_contexts import batch_info, step_context
 
-EOS = 2
-
 
 def chi_square(counts: Tensor, probabilities: Tensor) -> float:
     """Pearson's statistic in standard deviations of its distribution (approximately normal for many classes)."""
     wanted = probabilities * counts.sum()
     kept = wanted > 0
     assert (counts[~kept] == 0).all()
-    statistic = ((counts - wanted)[kept] ** 2 / wanted[kept]).sum()
-    freedom = int(kept.sum()) - 1
+    statistic, freedom = ((counts - wanted)[kept] ** 2 / wanted[kept]).sum(), int(kept.sum()) - 1
     return float((statistic - freedom) / math.sqrt(2 * freedom))
 
 
@@ -78,9 +75,7 @@ def test_draws_invert_the_cumulative_distribution_of_what_is_left() -> None:
     """Against a plain loop, over more entries than a block has."""
     generator = torch.Generator().manual_seed(0)
     lprobs = torch.randn(6, 700, generator=generator, dtype=torch.float64) * 3 - 100
-    lprobs[1, 5:] = -torch.inf
-    lprobs[2, :690] = -torch.inf
-    lprobs[3] = -torch.inf
+    lprobs[1, 5:] = lprobs[2, :690] = lprobs[3] = -torch.inf
     lprobs[4, 300] = 0.0  # with nearly everything
     numbers = uniform(0, torch.arange(6).unsqueeze(1), torch.arange(8))
     drawn, left = draw(lprobs, numbers)
@@ -122,8 +117,7 @@ LPROBS = torch.tensor([0.05, 0.0, 0.3, 0.1, 0.2, 0.05, 0.3]).log()
 
 
 def test_draws_are_distributed_as_the_cut_distribution() -> None:
-    context = step_context(0, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
-    cut = TopP(0.75)(LPROBS.unsqueeze(0), context).log_softmax(-1)
+    cut = TopP(0.75)(LPROBS.unsqueeze(0), step_context(0)).log_softmax(-1)
     assert cut.exp()[0].tolist() == pytest.approx([0, 0, 0.375, 0, 0.25, 0, 0.375])
     found = begun(Sampling(3), 20000, 2).step(step_context(4), Scores(cut.expand(20000, 2, -1), torch.zeros(20000, 2)))
     assert found.beams.tolist()[:2] == [[0, 1], [0, 1]]
@@ -134,18 +128,13 @@ def test_draws_are_distributed_as_the_cut_distribution() -> None:
 
 
 def test_draws_differ_by_seed_step_sentence_and_beam() -> None:
-    lprobs = torch.full((200, 3, 50), 1 / 50).log()
-    scores = torch.zeros(200, 3)
-    base = begun(Sampling(1), 200, 3).step(step_context(0), Scores(lprobs, scores)).tokens
-    assert torch.equal(base, begun(Sampling(1), 200, 3).step(step_context(0), Scores(lprobs, scores)).tokens)
-    others = [
-        begun(Sampling(2), 200, 3).step(step_context(0), Scores(lprobs, scores)).tokens,
-        begun(Sampling(1), 200, 3).step(step_context(1), Scores(lprobs, scores)).tokens,
-        begun(Sampling(1), 200, 3, first=200).step(step_context(0), Scores(lprobs, scores)).tokens,
-        base.roll(1, 0),
-        base.roll(1, 1),
-    ]
-    for other in others:
+    def drawn(seed: int, step: int = 0, first: int = 0) -> Tensor:
+        lprobs = torch.full((200, 3, 50), 1 / 50).log()
+        return begun(Sampling(seed), 200, 3, first).step(step_context(step), Scores(lprobs, torch.zeros(200, 3))).tokens
+
+    base = drawn(1)
+    assert torch.equal(base, drawn(1))
+    for other in (drawn(2), drawn(1, step=1), drawn(1, first=200), base.roll(1, 0), base.roll(1, 1)):
         assert (base == other).float().mean() < 0.06
 
 
@@ -165,13 +154,12 @@ def without_replacement(probabilities: list[float], draws: int) -> dict[tuple[in
 
 def test_candidates_are_drawn_without_replacement() -> None:
     lprobs = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.5, 0.3]]).log()
-    scores = torch.tensor([0.6, 0.4]).log()
-    search, sentences = begun(BeamSampling(2), 30000, 2), 30000
-    found = search.step(step_context(1), Scores(lprobs.expand(sentences, -1, -1), scores.expand(sentences, -1)))
-    entries = found.beams * 3 + found.tokens
+    scores, sentences = torch.tensor([0.6, 0.4]).log(), 30000
+    given = Scores(lprobs.expand(sentences, -1, -1), scores.expand(sentences, -1))
+    found = begun(BeamSampling(2), sentences, 2).step(step_context(1), given)
+    counts = Counter(tuple(row) for row in (found.beams * 3 + found.tokens).tolist())
     wanted = without_replacement([0.3, 0.3, 1e-300, 0.08, 0.2, 0.12], 4)
-    counts = Counter(tuple(row) for row in entries.tolist())
-    likely = [order for order, chance in wanted.items() if chance > 1e-9]
+    likely = {order: chance for order, chance in wanted.items() if chance > 1e-9}
     assert set(counts) <= set(likely)
-    chances = torch.tensor([wanted[order] for order in likely], dtype=torch.float64)
-    assert abs(chi_square(torch.tensor([counts[order] for order in likely], dtype=torch.float64), chances)) < 4
+    observed, chances = (torch.tensor([each[order] for order in likely]).double() for each in (counts, likely))
+    assert abs(chi_square(observed, chances)) < 4

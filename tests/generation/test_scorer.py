@@ -40,26 +40,18 @@ class Reading(Combination):
         self.count = self.count + active.tokens % 3
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
-        assert context is not None
         outputs, total = context.outputs, context.tokens.sum(1) % 5 + context.steps + context.step
         total = total + context.sentence_ids + self.count.flatten()
-        assert context.scores is not None
-        assert context.src_tokens is not None
         total = total + 0.1 * context.scores + (context.src_tokens > 5).sum(1)
-        total = total + torch.tensor([len(text) for text in context.source_texts or ()]).repeat_interleave(
-            context.rows_per_sentence
-        )
-        parts = {"features": HIDDEN_STATES, "attention": ATTENTION, "member_logits": MEMBER_LOGITS}
-        for name, need in {**parts, "layer_logits": LAYER_LOGITS}.items():
+        total = total + context.by_row(torch.tensor([len(text) for text in context.source_texts]))
+        parts = {
+            **{"features": (HIDDEN_STATES, lambda x: x.sum(1)), "attention": (ATTENTION, lambda x: x.amax(1))},
+            "member_logits": (MEMBER_LOGITS, lambda x: sum(logits[:, 7] for logits in x)),
+            "layer_logits": (LAYER_LOGITS, lambda x: x[0][:, 5]),
+        }
+        for name, (need, function) in parts.items():
             assert (getattr(outputs, name) is not None) == (need in self.needs)
-        if outputs.features is not None:
-            total = total + outputs.features.sum(1)
-        if outputs.attention is not None:
-            total = total + outputs.attention.amax(1)
-        if outputs.member_logits is not None:
-            total = total + sum(logits[:, 7] for logits in outputs.member_logits)
-        if outputs.layer_logits is not None:
-            total = total + outputs.layer_logits[0][:, 5]
+            total = total + (function(getattr(outputs, name)) if need in self.needs else 0)
         words = torch.arange(lprobs[0].size(1)) % 4
         return torch.stack(list(lprobs)).sum(0) + 0.02 * total.unsqueeze(1) * words
 
@@ -89,33 +81,23 @@ def test_forced_scores_are_those_of_beam_search(members: int, needs: frozenset[s
     assert compared > 8
 
 
-class Limits(Combination):
-    """Collects the last step of each target, and adds the members' scores."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
-        assert context is not None
-        self.seen.append(context.max_lengths.tolist())
-        return torch.stack(list(lprobs)).sum(0)
-
-
-class OtherStart(ScriptedModel):
-    def start_token(self, task_eos: int) -> int:
-        return 0
-
-
 def test_targets_have_their_own_last_steps_and_stay_as_they_are() -> None:
     """The last token of a target of three tokens is generated at step 2; a member's start token is its own."""
-    rule, limits = random_rule(9, 0), Limits()
-    target = torch.tensor([[4, 5, 2], [6, 2, 1]])
+
+    class Limits(Combination):
+        def __call__(self, lprobs: Sequence[Tensor], context: StepContext) -> Tensor:
+            limits.append(context.max_lengths.tolist())
+            return torch.stack(list(lprobs)).sum(0)
+
+    limits: list[list[int]] = []
+    models = [ScriptedModel(random_rule(9, 0)) for _ in range(2)]
+    models[1].start_token = lambda task_eos: 0  # type: ignore[method-assign]
     previous = torch.tensor([[2, 4, 5], [2, 6, 2]])
-    batch = replace(batch_of([(4, 2), (5, 2)]), target=target, prev_output_tokens=previous.clone())
-    scorer = SequenceScorer([ScriptedModel(rule), OtherStart(rule)], 1, 2, combination=limits)
-    scorer.score(batch)
-    assert limits.seen == [[2, 1]] * 3
-    assert torch.equal(batch.prev_output_tokens, previous)  # type: ignore[arg-type]
+    given = {"target": torch.tensor([[4, 5, 2], [6, 2, 1]]), "prev_output_tokens": previous.clone()}
+    batch = replace(batch_of([(4, 2), (5, 2)]), **given)
+    SequenceScorer(models, 1, 2, combination=Limits()).score(batch)
+    assert limits == [[2, 1]] * 3
+    assert torch.equal(batch.prev_output_tokens, previous)
 
 
 def test_targets_are_scored_after_the_start_token_of_their_sentence() -> None:

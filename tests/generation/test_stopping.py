@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from seqgen.config import GenerationConfig
-from seqgen.core.context import StepContext
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.decoding.building import Resources
 from seqgen.decoding.stopping import StopStrings, TimeLimit, stopping_from_config
@@ -25,10 +24,6 @@ a pot of tea, or two pots; do not stop now
 st op las topper pped opera he stopped at the hospital
 abcdef is what the original puts before a token, to see how it is written
 """.splitlines()
-
-
-def context(step: int = 0) -> StepContext:
-    return step_context(step, torch.zeros(0, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +49,8 @@ def test_stop_strings_equal_transformers(stops: list[str], pieces: bytes, tmp_pa
     (tmp_path / "spiece.model").write_bytes(pieces)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5TokenizerFast", "extra_ids": 2}')
     tokenizer = load_pretrained_tokenizer(tmp_path)
-    theirs = transformers.generation.StopStringCriteria(
-        transformers.T5TokenizerFast(str(tmp_path / "spiece.model"), extra_ids=2), stops
-    )
+    original = transformers.T5TokenizerFast(str(tmp_path / "spiece.model"), extra_ids=2)
+    theirs = transformers.generation.StopStringCriteria(original, stops)
     (ours,) = stopping_from_config(GenerationConfig(stop_strings=stops), Resources(tokenizer.dictionary), tokenizer)
     size = len(tokenizer.dictionary)
     some = [*range(0, size - 2, size // 14), size - 2, size - 1]
@@ -65,7 +59,7 @@ def test_stop_strings_equal_transformers(stops: list[str], pieces: bytes, tmp_pa
     drawn = torch.randint(size, (1500, 9), generator=generator)
     for tokens in (every, drawn):
         wanted = theirs(tokens, torch.zeros(0))
-        assert torch.equal(ours(tokens, context()), wanted)
+        assert torch.equal(ours(tokens, step_context(0)), wanted)
     assert 0 < int(wanted.sum()) < len(wanted) or stops in (["stopped at the hos"], STOPS[-1])
 
 
@@ -81,7 +75,7 @@ def encode_bytes(text: str) -> list[int]:
 def test_stop_strings_of_characters_that_are_several_tokens() -> None:
     rule = StopStrings(["é!", "日"], decode_bytes, encode_bytes("abc"))
     ids = encode_bytes("caf é! 日本")
-    fired = [end for end in range(1, len(ids) + 1) if bool(rule(torch.tensor([ids[:end]]), context()))]
+    fired = [end for end in range(1, len(ids) + 1) if bool(rule(torch.tensor([ids[:end]]), step_context(0)))]
     assert fired == [len(encode_bytes("caf é!")), len(encode_bytes("caf é! 日"))]
 
 
@@ -89,12 +83,9 @@ def test_time_limit_counts_from_the_batch() -> None:
     now = 100.0
     limit = TimeLimit(2.0, lambda: now)
     now = 500.0
-    rule = limit.begin(batch_info(3, 1))
-    tokens = torch.zeros(3, 1, dtype=torch.int64)
-    now = 502.0
-    assert rule(tokens, context()).tolist() == [False] * 3
-    now = 502.1
-    assert rule(tokens, context()).tolist() == [True] * 3
+    rule, tokens = limit.begin(batch_info(3, 1)), torch.zeros(3, 1, dtype=torch.int64)
+    for now, over in ((502.0, False), (502.1, True)):  # noqa: B007  # the clock reads it
+        assert rule(tokens, step_context(0)).tolist() == [over] * 3
 
 
 TABLE = {(): {4: 0.6, 5: 0.4}, (4,): {5: 0.9, EOS: 0.1}, (4, 5): {5: 1.0}, (4, 5, 5): {EOS: 1.0}, (5,): {5: 1.0}}
@@ -103,10 +94,8 @@ TABLE = {(): {4: 0.6, 5: 0.4}, (4,): {5: 0.9, EOS: 0.1}, (4, 5): {5: 1.0}, (4, 5
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_each_end_token_ends_an_output(semantics: str) -> None:
     def generate(end_tokens: list[int]) -> list[int]:
-        models = [ScriptedModel(table_rule(TABLE, 6))]
-        generator = make_generator(
-            models, dictionary(2), beam_size=1, max_len_b=6, end_tokens=end_tokens, semantics=semantics
-        )
+        options = {"max_len_b": 6, "end_tokens": end_tokens, "semantics": semantics}
+        generator = make_generator([ScriptedModel(table_rule(TABLE, 6))], dictionary(2), **options)
         return generator.generate(batch_of([(4, EOS)]))[0][0].tokens.tolist()
 
     assert generate([EOS]) == [4, 5, 5, EOS]

@@ -67,10 +67,7 @@ def test_drafts_do_not_change_greedy_search(draft: str) -> None:
     prompts = [*PROMPTS, "w1 w5 w8 w1 w5 w8 w1 w5"]
     expected = Translator(item, beam=1).translate(prompts)
     translator = Translator(item, beam=1, **({"prompt_lookup": 2} if draft == "ngrams" else {"draft": draft}))
-    translator._drafts = {
-        "itself": item,
-        "smaller": language_model(6, max_target_positions=14, decoder_layers=1),
-    }
+    translator._drafts = {"itself": item, "smaller": language_model(6, max_target_positions=14, decoder_layers=1)}
     for size in (1, 6):
         assert_same(translator.translate(prompts, batch_size=size), expected)
     search = translator.prepare(batch_size=6).generator.setup.search
@@ -235,16 +232,9 @@ def test_embeddings_may_have_a_dropout_of_their_own(own: float | None, rate: flo
 
 def test_the_least_length_of_prompt_and_output_counts_no_padding() -> None:
     """In a batch of prompts of other lengths; the end is so likely that every output has the least length."""
-    keys = {
-        "beam": 1,
-        "min_total_len": 10,
-        "max_len_b": 12,
-        "exponential_decay_start": 1,
-        "exponential_decay_factor": 99.0,
-    }
-    found = Translator(language_model(), **keys).translate(PROMPTS)
-    lengths = [len(prompt.split()) for prompt in PROMPTS]
-    alone = [Translator(language_model(), **keys).translate([prompt])[0] for prompt in PROMPTS]
-    assert [one.hypotheses[0].tokens.tolist() for one in found] == [one.hypotheses[0].tokens.tolist() for one in alone]
-    sizes = {length + len(one.hypotheses[0].tokens) for length, one in zip(lengths, found, strict=True)}
+    end = {"exponential_decay_start": 1, "exponential_decay_factor": 99.0}
+    translator = Translator(language_model(), beam=1, min_total_len=10, max_len_b=12, **end)
+    found = translator.translate(PROMPTS)
+    assert tokens_of(found) == tokens_of([translator.translate([prompt])[0] for prompt in PROMPTS])
+    sizes = {len(one.source.split()) + len(one.hypotheses[0].tokens) for one in found}
     assert len(sizes) == 1, sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.step_plan import StepPlan
 from tests.covering import covering
+from tests.generation.test_contract import ThreeMethods
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, build
@@ -54,26 +55,15 @@ def test_states_of_every_model(name: str, beam_indirection: bool, memory: None, 
         decode.roll_back(1) if flag == "can_roll_back" else decode.merge(stepping.Decode(subject, [2], seed=2))
 
 
-class PlainCache(KeyValueCache):
+class PlainCache(ThreeMethods):
     """Keys and values of all positions, concatenated at every step."""
 
     can_merge = True
-
-    def __init__(self) -> None:
-        self.both = torch.zeros(0)  # (2, N, H, K, D), keys and values
+    _rows: ClassVar[list[int]] = []
 
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
-        APPENDED.append(rows)
-        added = torch.stack(new[:2])
-        self.both = torch.cat([self.both, added], dim=3) if self.both.numel() else added
-        return self
-
-    def view(self) -> KeysAndValues:
-        return KeysAndValues(*self.both)
-
-    def reorder(self, new_order: Tensor) -> KeyValueCache:
-        self.both = self.both.index_select(1, new_order)
-        return self
+        self._rows.append(rows)
+        return super().append(new, rows)
 
     def crop(self, positions: int) -> KeyValueCache:
         self.both = self.both[:, :, :, positions:]
@@ -86,10 +76,6 @@ class PlainCache(KeyValueCache):
         return self
 
 
-APPENDED: list[int] = []
-"""The rows of each call of ``append``."""
-
-
 @pytest.mark.parametrize(("name", "beam"), [("transformer_tiny", 3), ("t5_tiny", 1)])
 def test_a_users_cache_is_used(name: str, beam: int) -> None:
     """Also where sentences join; the indirection table does not replace it."""
@@ -99,14 +85,14 @@ def test_a_users_cache_is_used(name: str, beam: int) -> None:
         layer.cache = PlainCache
     rows = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2)]
     found = []
-    APPENDED.clear()
+    PlainCache._rows.clear()
     for decoded in (model, plain):
         options = {"beam_size": beam, "max_len_b": 8, "beam_indirection": "on"}
         generator = make_generator([decoded], dictionary(VOCAB - 4), **options)
         assert generator.can_merge
         rolling = dict(generate_continuously(generator, queue(rows, 2)[0]))
         found.append([*generator.generate(batch_of(rows)), *(rolling[number] for number in range(len(rows)))])
-    assert len(APPENDED) > 8 * (len(layers) - 1) > 0
+    assert len(PlainCache._rows) > 8 * (len(layers) - 1) > 0
     assert_same(*found)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.incremental_state import (
-    IncrementalState,
-    ModuleState,
-    StatefulModule,
-)
+from seqgen.core.incremental_state import IncrementalState, ModuleState, StatefulModule
 
 
 class Layer(StatefulModule):
@@ -21,14 +19,10 @@ class Layer(StatefulModule):
         return {"sideways": module_state["sideways"].index_select(1, new_order)}
 
 
-class Plain(StatefulModule):
-    pass
-
-
 class TwoLayers(IncrementalDecoder):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.ModuleList([Plain()]), Layer()])
+        self.layers = nn.ModuleList([nn.ModuleList([StatefulModule()]), Layer()])
 
 
 def filled(decoder: TwoLayers, sentences: int, beam: int) -> IncrementalState:
@@ -42,30 +36,28 @@ def filled(decoder: TwoLayers, sentences: int, beam: int) -> IncrementalState:
 
 def contents(decoder: TwoLayers, state: IncrementalState) -> list[int]:
     plain, sideways = decoder.layers[0][0].get_state(state), decoder.layers[1].get_state(state)
-    assert plain is not None
-    assert sideways is not None
-    assert plain["rows"].tolist() == sideways["sideways"][0].tolist() == (-sideways["sideways"][1]).tolist()
-    assert plain["note"] == "kept"
-    assert decoder.positions_seen(state) == 3
     rows: list[int] = plain["rows"].tolist()
+    assert sideways["sideways"].tolist() == [rows, [-row for row in rows]]
+    assert (plain["note"], decoder.positions_seen(state)) == ("kept", 3)
     return rows
 
 
-def test_verbs() -> None:
+@pytest.mark.parametrize(
+    ("verb", "order", "rows", "starts"),
+    [
+        ("reorder_incremental_state", [5, 0, 0, 3], [5, 0, 0, 3], None),
+        ("reorder_beams", [[1, 1], [0, 1], [1, 0]], [1, 1, 2, 3, 5, 4], [7, 8, 9]),
+        ("select_sentences", [2, 0], [4, 5, 0, 1], [9, 7]),
+    ],
+)
+def test_verbs(verb: str, order: list[Any], rows: list[int], starts: list[int] | None) -> None:
     decoder = TwoLayers()
     state = filled(decoder, 3, 2)
-    decoder.reorder_incremental_state(state, torch.tensor([5, 0, 0, 3]))
-    assert contents(decoder, state) == [5, 0, 0, 3]
-
-    state = filled(decoder, 3, 2)
-    decoder.reorder_beams(state, torch.tensor([[1, 1], [0, 1], [1, 0]]))
-    assert contents(decoder, state) == [1, 1, 2, 3, 5, 4]
-
-    state = filled(decoder, 3, 2)
-    state.start_offsets = torch.tensor([7, 8, 9])
-    decoder.select_sentences(state, torch.tensor([2, 0]))
-    assert contents(decoder, state) == [4, 5, 0, 1]
-    assert state.start_offsets.tolist() == [9, 7]
+    if starts:
+        state.start_offsets = torch.tensor([7, 8, 9])
+    getattr(decoder, verb)(state, torch.tensor(order))
+    assert contents(decoder, state) == rows
+    assert not starts or state.start_offsets.tolist() == starts
 
 
 def test_starts_follow_any_order() -> None:
@@ -75,32 +67,28 @@ def test_starts_follow_any_order() -> None:
     decoder.reorder_incremental_state(state, torch.tensor([3, 2, 3, 3, 5, 4, 0, 0]))
     assert state.start_offsets.tolist() == [3, 3, 1, 0]
     assert contents(decoder, state) == [3, 2, 3, 3, 5, 4, 0, 0]
-    decoder.reorder_beams(state, torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]]))
-    assert state.start_offsets.tolist() == [3, 3, 1, 0]
     with pytest.raises(ValueError, match="start at different steps"):
         decoder.reorder_incremental_state(state, torch.tensor([0, 5]))
-    state.start_offsets = torch.tensor([2, 2, 2, 2])
-    decoder.reorder_incremental_state(state, torch.tensor([0, 5]))
-    assert state.start_offsets.tolist() == [2]
-
-    state = filled(decoder, 3, 2)  # where all start together any rows may stand side by side
-    decoder.reorder_incremental_state(state, torch.tensor([1, 2, 5, 0, 0]))
-    assert state.start_offsets.tolist() == [0, 0, 0]
-
-
-class Summing(IncrementalDecoder):
-    """A decoder with verbs of its own, which see nothing but what it has set."""
-
-    can_roll_back = can_merge = True
-
-    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        return {name: value - positions for name, value in module_state.items()}
-
-    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
-        return {name: torch.cat([value, other[name]]) for name, value in module_state.items()}
+    # rows that start together may stand side by side, and where none starts late, in any number
+    for start, order in ((2, [1, 4]), (0, [1, 2, 5, 0, 0])):
+        state = filled(decoder, 3, 2)
+        state.start_offsets = torch.tensor([start] * 3)
+        decoder.reorder_incremental_state(state, torch.tensor(order))
+        assert state.start_offsets.tolist() == [start] * ((len(order) + 1) // 2)
 
 
 def test_positions_are_not_among_a_decoders_tensors() -> None:
+    class Summing(IncrementalDecoder):
+        """A decoder with verbs of its own, which see nothing but what it has set."""
+
+        can_roll_back = can_merge = True
+
+        def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
+            return {"total": module_state["total"] - positions}
+
+        def merge_states(self, *states: ModuleState) -> ModuleState:
+            return {"total": torch.cat([state["total"] for state in states])}
+
     decoder = Summing()
     first, second = (decoder.new_incremental_state(1) for _ in range(2))
     for positions, state in ((5, first), (3, second)):

@@ -23,20 +23,14 @@ from tests.subjects import inputs
 from tests.text_models import TEXTS, text_model
 
 FEW = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "fconv_uneven", "transformer_lm_learned"]
-RECORDED = [
-    name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
-    for name in ZOO
-    if name not in ("lstm_tiny", "average")
-]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer_tiny", "fconv_tiny")]
+FURTHER = [name for name in ZOO if name not in ("lstm_tiny", "average", *FEW)]
+slow = lambda names: [pytest.param(name, marks=pytest.mark.slow) for name in names]  # noqa: E731
 TRANSFORMERS = {"output_hidden_states": True, "output_attentions": True}
 
 
 def assert_stacks_near(got: StackInternals, wanted: StackInternals, tolerance: float = 1e-4) -> None:
     for name in ("hidden_states", "self_attention", "cross_attention"):
-        mine, theirs = getattr(got, name), getattr(wanted, name)
-        assert len(mine) == len(theirs)
-        for one, other in zip(mine, theirs, strict=True):
+        for one, other in zip(getattr(got, name), getattr(wanted, name), strict=True):
             assert_near(one, other, tolerance)
 
 
@@ -82,7 +76,7 @@ def test_a_forward_pass_of_gpt2_is_that_of_transformers(tmp_path: Path) -> None:
     assert_rows_near(decoder, theirs.hidden_states, theirs.attentions, real)
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", [*FEW, *slow(FURTHER)])
 @torch.no_grad()
 def test_recording_changes_nothing_and_ends(name: str) -> None:
     model, given = build(name), inputs(name, [5, 2, 3], 4)
@@ -112,24 +106,17 @@ def test_a_decode_is_that_of_transformers(kind: str) -> None:
     """Of each token of the chosen hypothesis; transformers returns the rows of all beams, and where each token was."""
     pair, beam, length = pair_of(kind), 3, 6
     theirs = pair.original_decode(beam, length, **TRANSFORMERS)
-    best = [hypotheses[0] for hypotheses in pair.decode(beam, length)]
     scorer = SequenceScorer([pair.model], pair.pad, pair.eos)
-    rows = [theirs.beam_indices[beam * sentence] for sentence in range(3)]
-    sequences = theirs.sequences[::beam, 1:]
-    for sentence, hypothesis in enumerate(best):
-        size, read = len(hypothesis.tokens), int(pair.source.src_lengths[sentence])
-        assert hypothesis.tokens.tolist() == sequences[sentence, :size].tolist()
-        ids = pair.source.src_tokens[sentence, :read].tolist()
-        start = torch.tensor([pair.model.start_token(pair.eos)])
-        target = hypothesis.tokens.unsqueeze(0)
-        alone = batch_of([ids], pad=pair.pad)
-        alone = Batch(alone.ids, alone.source, torch.cat([start, hypothesis.tokens[:-1]]).unsqueeze(0), target)
-        ((found,),) = scorer.internals(alone, [size])
-        assert found.encoder is not None
+    start = torch.tensor([pair.model.start_token(pair.eos)])
+    for sentence, (best, *_) in enumerate(pair.decode(beam, length)):
+        size, read = len(best.tokens), int(pair.source.src_lengths[sentence])
+        assert torch.equal(best.tokens, theirs.sequences[beam * sentence, 1 : size + 1])
+        alone = batch_of([pair.source.src_tokens[sentence, :read].tolist()], pad=pair.pad)
+        previous = torch.cat([start, best.tokens[:-1]]).unsqueeze(0)
+        ((found,),) = scorer.internals(Batch(alone.ids, alone.source, previous, best.tokens.unsqueeze(0)), [size])
         for layer, hidden in enumerate(theirs.encoder_hidden_states):
             assert_near(found.encoder.hidden_states[layer], hidden[sentence, :read])
-        for step in range(size):
-            row = int(rows[sentence][step])
+        for step, row in enumerate(theirs.beam_indices[beam * sentence, :size].tolist()):
             for layer, hidden in enumerate(theirs.decoder_hidden_states[step]):
                 assert_near(found.decoder.hidden_states[layer][step], hidden[row, -1])
             for layer, weights in enumerate(theirs.decoder_attentions[step]):
@@ -138,7 +125,7 @@ def test_a_decode_is_that_of_transformers(kind: str) -> None:
                 assert_near(found.decoder.cross_attention[layer][:, step], weights[row, :, -1, :read])
 
 
-@pytest.mark.parametrize("name", ["t5_tiny", "transformer_lm_tiny", *SLOW])
+@pytest.mark.parametrize("name", ["t5_tiny", "transformer_lm_tiny", *slow(["transformer_tiny", "fconv_tiny"])])
 def test_the_translator_returns_the_internals_of_hypotheses(name: str) -> None:
     """Alone as in the batch; the last hidden states are those of ``return_hidden``."""
     translator = Translator(text_model(name), beam=3, nbest=2, max_len_b=6)

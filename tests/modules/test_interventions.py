@@ -20,6 +20,7 @@ from seqgen.inspection import given_embeddings, masked_heads
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
+from tests.hypotheses import assert_same
 from tests.model_zoo import PAD, build, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.subjects import inputs
@@ -36,17 +37,14 @@ def test_a_forward_pass_is_that_of_transformers(kind: str) -> None:
     source, target = torch.randn(3, 6, dim), torch.randn(3, 4, dim)
     # the decoders of Pegasus and Marian multiply embeddings that are given by the scale, unlike their encoders
     scales = kind in ("pegasus", "marian")
-    theirs = pair.original_pass(
-        inputs_embeds=source, decoder_inputs_embeds=target / (pair.model.decoder.embed_scale if scales else 1)
-    ).logits
+    given = {"decoder_inputs_embeds": target / (pair.model.decoder.embed_scale if scales else 1)}
+    wanted = [pair.original_pass(inputs_embeds=source, **further).logits for further in ({}, given)]
     lengths = pair.source.src_lengths
     with given_embeddings(pair.model.encoder, source) as ids:
         src_tokens = ids.masked_fill(~pair.mask, pair.pad)
-        assert_near(
-            pair.model(src_tokens, lengths, pair.prefixes).logits, pair.original_pass(inputs_embeds=source).logits
-        )
+        assert_near(pair.model(src_tokens, lengths, pair.prefixes).logits, wanted[0])
         with given_embeddings(pair.model.decoder, target) as target_ids:
-            assert_near(pair.model(src_tokens, lengths, target_ids).logits, theirs)
+            assert_near(pair.model(src_tokens, lengths, target_ids).logits, wanted[1])
 
 
 @torch.no_grad()
@@ -84,9 +82,7 @@ def test_embeddings_of_tokens_are_the_tokens(name: str) -> None:
         tokens = torch.cat([ids, given.src_tokens[:, 3:]], dim=1)
         tokens = torch.where(given.src_tokens == PAD, given.src_tokens, tokens)
         found = generator.generate(replace(batch, source=Source(tokens, given.src_lengths)))
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert [h.tokens.tolist() for h in mine] == [h.tokens.tolist() for h in theirs]
-        assert [h.score for h in mine] == pytest.approx([h.score for h in theirs], abs=1e-10)
+    assert_same(found, wanted)
     with pytest.raises(IndexError):
         embedding(ids)  # they are unknown outside the block
 
@@ -95,34 +91,28 @@ def test_gradients_flow_to_the_embeddings_alone() -> None:
     """As in prompt tuning, with the weights of the model frozen."""
     model, given = build("t5_tiny").double().requires_grad_(False), inputs("t5_tiny", [3, 2], 3)
     assert model.encoder.embed_tokens is model.decoder.embed_tokens
-    prompt = torch.randn(2, 24, dtype=torch.float64, requires_grad=True)
-    other = torch.randn(1, 24, dtype=torch.float64, requires_grad=True)
+    prompt, other = (torch.randn(size, 24, dtype=torch.float64, requires_grad=True) for size in (2, 1))
     with given_embeddings(model.encoder, prompt) as ids, given_embeddings(model.decoder, other) as further:
         assert further.tolist() == [int(ids.max()) + 1]
         tokens = torch.cat([ids.expand(2, 2), given.src_tokens], dim=1)
         targets = torch.cat([given.prev_output_tokens[:, :2], further.expand(2, 1)], dim=1)
         out = model(tokens, given.src_lengths + 2, targets).logits
     out[:, -1].log_softmax(-1)[:, 5].sum().backward()
-    for tensor in (prompt, other):
-        assert tensor.grad is not None
-        assert tensor.grad.abs().amin() > 0
+    assert all(tensor.grad.abs().amin() > 0 for tensor in (prompt, other))
     assert "forward" not in vars(model.encoder.embed_tokens)
 
 
 # --- masks of heads
 
 
-WITH_HEADS = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "transformer_lm_learned"]
-every_model = pytest.mark.parametrize("name", WITH_HEADS)
-
-
 def masks_of(config: Any) -> dict[str, Tensor]:
     """Random factors for the encoder, the decoder and encoder-decoder attention, zeros among them."""
-    layers = (config.num_layers, config.num_decoder_layers) if hasattr(config, "num_decoder_layers") else None
-    encoder, decoder = layers or (config.encoder_layers, config.decoder_layers)
-    heads = [getattr(config, f"{side}_attention_heads", None) or config.num_heads for side in ("encoder", "decoder")]
+    t5 = hasattr(config, "num_decoder_layers")
+    names = ("num_layers", "num_decoder_layers") if t5 else ("encoder_layers", "decoder_layers")
+    layers = [getattr(config, name) for name in names]
+    heads = [config.num_heads if t5 else getattr(config, f"{side}_attention_heads") for side in ("encoder", "decoder")]
     generator = torch.Generator().manual_seed(3)
-    shapes = {"encoder": (encoder, heads[0]), "decoder": (decoder, heads[1]), "cross": (decoder, heads[1])}
+    shapes = {"encoder": (layers[0], heads[0]), "decoder": (layers[1], heads[1]), "cross": (layers[1], heads[1])}
     masks = {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
     for mask in masks.values():
         mask[0, 1] = 0
@@ -149,26 +139,23 @@ def test_masked_heads_are_those_of_transformers(kind: str) -> None:
     assert torch.equal(pair.pass_(), plain)
 
 
-@every_model
+@pytest.mark.parametrize("name", ["transformer_prenorm_gelu_learned", "t5_gated_untied", "transformer_lm_learned"])
 @torch.no_grad()
 def test_a_masked_decode_is_that_without_a_cache(name: str) -> None:
     """Long sources and many beams, so that all ways of computing attention are masked."""
     model, given = sharp(name), inputs(name, [6, 2, 4], 1)
-    heads = model.decoder.layers[0].self_attn.num_heads
-    mask = torch.linspace(0, 1.5, heads)
-    kinds = (
-        {"decoder": mask} if name == "transformer_lm_learned" else dict.fromkeys(("encoder", "decoder", "cross"), mask)
-    )
+    mask = torch.linspace(0, 1.5, model.decoder.layers[0].self_attn.num_heads)
+    sides = ["decoder"] if name == "transformer_lm_learned" else ["encoder", "decoder", "cross"]
     batch = replace(batch_of([[5, 2]] * 3), source=Source(given.src_tokens, given.src_lengths))
     found = []
     for options in ({"use_cache": False}, {"beam_indirection": True}, {"beam_indirection": False}):
         generator = make_generator([model], dictionary(19), beam_size=4, max_len_b=7, **options)
-        plain = [hypotheses[0].score for hypotheses in generator.generate(batch)]
-        with masked_heads(model, **kinds):
-            results = generator.generate(batch)
-        found.append([[(h.tokens.tolist(), round(h.score, 9)) for h in hypotheses] for hypotheses in results])
-        assert plain != [hypotheses[0].score for hypotheses in results]
-    assert found[0] == found[1] == found[2]
+        plain = generator.generate(batch)
+        with masked_heads(model, **dict.fromkeys(sides, mask)):
+            found.append(generator.generate(batch))
+        assert [some[0].score for some in plain] != [some[0].score for some in found[-1]]
+    assert_same(found[0], found[1], 1e-9)
+    assert_same(found[0], found[2], 1e-9)
 
 
 def test_factors_have_gradients() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,16 +11,7 @@ from torch import Tensor
 
 from seqgen.modules import dtypes, kernel_choice as module, linear as linear_module
 from seqgen.modules.kernel_choice import MatrixProduct, measure_all
-from seqgen.modules.kernels import (
-    PADDED,
-    PLAIN,
-    PREPACKED,
-    TRANSPOSED,
-    WIDENED,
-    Kernel,
-    kernels_for,
-    onednn_product,
-)
+from seqgen.modules.kernels import PADDED, PLAIN, PREPACKED, TRANSPOSED, WIDENED, Kernel, kernels_for, onednn_product
 from seqgen.modules.linear import TRAINING, TrainingKernel, linear
 from seqgen.training.cross_entropy import cross_entropy
 
@@ -59,27 +49,17 @@ def test_int8_multiplies_rounded_factors(kernel: Kernel) -> None:
     torch.testing.assert_close(three.squeeze(1), wanted + bias, rtol=0, atol=2e-3)
 
 
-def chosen(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> MatrixProduct:
-    """The product of a matrix whose kernels take these times."""
-
-    def given(kernels: Sequence[Kernel], *_: object) -> dict[str, float]:
-        return {kernel.name: times[kernel.name] for kernel in kernels}
-
-    monkeypatch.setattr(module, "time_kernels", given)
-    matrix = torch.randn(32, 64)
-    return MatrixProduct(matrix, [PREPACKED, PADDED, PLAIN, TRANSPOSED])
-
-
 def test_the_fastest_is_chosen_unless_measurements_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"prepacked": 3.0, "padded": 2.0, "plain": 1.5, "transposed": 1.0}
-    assert chosen(times, monkeypatch).choose(1) is TRANSPOSED
-    assert chosen({**times, "plain": 1.05}, monkeypatch).choose(1) is PLAIN, "the first of two that are alike"
-    only_padded = {"prepacked": 3.0, "padded": 1.0, "plain": 4.0, "transposed": 4.0}
-    assert chosen(only_padded, monkeypatch).choose(1) is PADDED
-    for few_or_many in (4, 32):
-        assert chosen(only_padded, monkeypatch).choose(few_or_many) is PREPACKED, "only one row is padded"
-        assert chosen(times, monkeypatch).choose(few_or_many) is PLAIN, "transposed is a candidate for one row"
-    assert chosen(times, monkeypatch).choose(0) is PREPACKED
+    kernels, names = [PREPACKED, PADDED, PLAIN, TRANSPOSED], ["prepacked", "padded", "plain", "transposed"]
+    rows = [
+        ([3.0, 2.0, 1.5, 1.0], {0: PREPACKED, 1: TRANSPOSED, 4: PLAIN, 32: PLAIN}),  # transposed is for one row only
+        ([3.0, 2.0, 1.05, 1.0], {1: PLAIN}),  # the first of two that are alike
+        ([3.0, 1.0, 4.0, 4.0], {1: PADDED, 4: PREPACKED, 32: PREPACKED}),  # only one row is padded
+    ]
+    for times, wanted in rows:
+        given = dict(zip(names, times, strict=True))
+        monkeypatch.setattr(module, "time_kernels", lambda some, *_, given=given: {k.name: given[k.name] for k in some})
+        assert {count: MatrixProduct(torch.randn(32, 64), kernels).choose(count) for count in wanted} == wanted
 
 
 @torch.no_grad()
@@ -126,9 +106,9 @@ def test_equals_that_of_pytorch(shape: tuple[int, ...] | None, bias: bool) -> No
     for multiply in (linear, F.linear):
         out = multiply(*tensors)
         results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), tensors)])
-    assert "OneDNN" in str(linear(*tensors).grad_fn) + str(linear(*tensors).grad_fn.next_functions)  # type: ignore[union-attr]
-    for got, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    made = linear(*tensors).grad_fn
+    assert "OneDNN" in str(made) + str(made.next_functions)  # type: ignore[union-attr]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @training
@@ -147,12 +127,9 @@ def test_the_loss_uses_its_memory_again() -> None:
     loss, _, _ = cross_entropy(logits, torch.arange(64) % 11)
     gradient = loss.grad_fn.gradients[0]  # type: ignore[union-attr]
     assert gradient.data_ptr() == place
-    got = torch.autograd.grad(loss, [x, weight])
-    wanted = torch.autograd.grad(
-        F.cross_entropy(F.linear(x, weight), torch.arange(64) % 11, reduction="sum"), [x, weight]
-    )
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    plain = F.cross_entropy(F.linear(x, weight), torch.arange(64) % 11, reduction="sum")
+    got, wanted = (torch.autograd.grad(one, [x, weight]) for one in (loss, plain))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_several_processes_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +152,7 @@ def test_products_of_gradients_have_no_expanded_inputs(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(linear_module, "onednn_product", product)
     x, weight = inputs(9, 5, bias=False)
-    found = torch.autograd.grad(linear(x, weight).sum(), [x, weight])
-    wanted = torch.autograd.grad(F.linear(x, weight).sum(), [x, weight])
+    found, wanted = (torch.autograd.grad(multiply(x, weight).sum(), [x, weight]) for multiply in (linear, F.linear))
     torch.testing.assert_close(found, wanted)
     assert len(strides) == 12
     assert 0 not in strides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -15,8 +15,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules import kernel_choice, linear as module
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.modules.kernels import PREPACKED, Kernel, kernels_for
-from seqgen.modules.linear import Linear, Projection, weight_norm_linear
+from seqgen.modules.kernels import PREPACKED, kernels_for
+from seqgen.modules.linear import Linear, weight_norm_linear
 from seqgen.modules.step_plan import StepPlan
 
 ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
@@ -26,17 +26,8 @@ ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
 def _pack_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test runs with each kernel as the chosen one."""
     monkeypatch.setattr(module, "_LARGE_MATRIX", 1)
-    chosen: Kernel = request.param
-
-    def times(candidates: Sequence[Kernel], *_: object) -> dict[str, float]:
-        return {kernel.name: 1.0 if kernel is chosen else 2.0 for kernel in candidates}
-
+    times = lambda kernels, *_: {kernel.name: 1.0 if kernel is request.param else 2.0 for kernel in kernels}  # noqa: E731
     monkeypatch.setattr(kernel_choice, "time_kernels", times)
-
-
-def packs(layer: Projection) -> bool:
-    """Whether the layer can use a prepacked weight."""
-    return PREPACKED in layer.product().kernels
 
 
 @torch.no_grad()
@@ -45,7 +36,7 @@ def packs(layer: Projection) -> bool:
 def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     layer = Linear(48, 33, bias=bias).to(dtype).eval()
-    assert packs(layer) or dtype != torch.float32
+    assert PREPACKED in layer.product().kernels or dtype != torch.float32
     plan = StepPlan()
     for rows in ROWS:
         for shape in ((rows, 48), (rows, 3, 48), (2, rows, 1, 48)):
@@ -78,8 +69,8 @@ def set_data(layer: Linear) -> None:
 
 def set_data_twice(layer: Linear) -> None:
     """The second tensor may be allocated at the address of the first one."""
-    set_data(layer)
-    set_data(layer)
+    for _ in range(2):
+        set_data(layer)
 
 
 def replace(layer: Linear) -> None:
@@ -93,10 +84,7 @@ def step(layer: Linear) -> None:
 
 
 CHANGES: list[Callable[[Linear], object]] = [
-    set_data,
-    set_data_twice,
-    replace,
-    step,
+    *(set_data, set_data_twice, replace, step),
     lambda layer: layer.weight.mul_(2),
     lambda layer: layer.load_state_dict({"weight": torch.randn(16, 16), "bias": torch.randn(16)}),
     lambda layer: layer.load_state_dict({"weight": torch.randn(16, 16), "bias": torch.randn(16)}, assign=True),
@@ -146,15 +134,10 @@ def test_gradients_autocast_and_inference_mode() -> None:
         torch.testing.assert_close(layer(x), packed)
 
 
-class Twice(CachedWeight):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-
-
 @torch.no_grad()
 def test_what_is_made_of_a_weight_is_made_again_when_it_changes() -> None:
-    module, made = Twice().eval(), list[Tensor]()
+    module, made = CachedWeight().eval(), list[Tensor]()
+    module.weight = nn.Parameter(torch.ones(2))
 
     def double() -> Tensor:
         made.append(module.weight * 2)

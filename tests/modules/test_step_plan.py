@@ -63,17 +63,17 @@ def after(_: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
     return 2 * out
 
 
-HOOKS: list[Callable[[nn.Module], Any]] = [
-    lambda layer: layer.register_forward_pre_hook(before),
-    lambda layer: layer.register_forward_hook(after),
-    lambda layer: of_all_modules.register_module_forward_pre_hook(before),
-    lambda layer: of_all_modules.register_module_forward_hook(after),
-]
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "before": lambda layer: layer.register_forward_pre_hook(before),
+    "after": lambda layer: layer.register_forward_hook(after),
+    "before all": lambda layer: of_all_modules.register_module_forward_pre_hook(before),
+    "after all": lambda layer: of_all_modules.register_module_forward_hook(after),
+}
 
 
 @torch.inference_mode()
 @each_module
-@pytest.mark.parametrize("register", HOOKS, ids=["before", "after", "before all", "after all"])
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 def test_hooks_are_called(make: Callable[[], nn.Module], register: Callable[[nn.Module], Any]) -> None:
     """test_attention.py tests the same of the projections of attention."""
     layer, x = layer_of(make), torch.randn(5, 8)

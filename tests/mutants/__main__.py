@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,16 +29,7 @@ SECONDS = 120
 JOBS = 2
 _NOT_COPIED = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info")
 
-PRELOADED = (
-    "torch",
-    "numpy",
-    "pytest",
-    "hypothesis",
-    "hydra",
-    "sentencepiece",
-    "tokenizers",
-    "transformers.generation.utils",
-)
+PRELOADED = ("torch", "numpy", "pytest", "hypothesis", "hydra", "sentencepiece", "tokenizers")
 """Libraries that are imported once: each mutant is a fork of this process, and imports only seqgen and the tests."""
 
 OPTIONS = ("-x", "-q", "-n", "0", "-m", "not slow and not nightly", "-p", "no:cacheprovider", "--tb=short")
@@ -51,61 +41,53 @@ class Run:
     Args:
         fault: the fault to plant; ``None`` for none.
         tests: arguments of pytest.
-        seconds: time limit.
-    """
-
-    def __init__(self, fault: Fault | None, tests: Sequence[str], seconds: float):
-        self.fault = fault
-        self.folder = tempfile.TemporaryDirectory(prefix="mutant-")
-        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=_NOT_COPIED))
-        if fault is not None:
-            fault.plant(root)
-        self.output = Path(self.folder.name, "output")
-        self.begin = time.monotonic()
-        self.end = self.begin + seconds
-        context = multiprocessing.get_context("fork")
-        self.process: BaseProcess = context.Process(target=_run_tests, args=(root, tests, self.output))
-        self.process.start()
-
-    @property
-    def is_done(self) -> bool:
-        """True if the tests have ended, or time is up."""
-        return not self.process.is_alive() or time.monotonic() > self.end
-
-    def outcome(self) -> Outcome:
-        """The result of the tests, which are ended if they still run."""
-        seconds, is_late = time.monotonic() - self.begin, self.process.is_alive()
-        if is_late:
-            self.process.kill()
-        self.process.join()
-        output = self.output.read_text(encoding="utf-8", errors="replace") if self.output.is_file() else ""
-        self.folder.cleanup()
-        code = self.process.exitcode or 0
-        failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.MULTILINE)
-        if is_late:
-            return Outcome("the time limit", "", seconds, output)
-        if code == 1 and failed:
-            return Outcome(failed[1], "", seconds, output)
-        if code < 0:
-            return Outcome(f"signal {-code}", "", seconds, output)
-        return Outcome("", f"pytest ended with {code}" if code else "", seconds, output)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of the tests of a fault.
+        limit: time limit in seconds.
 
     Attributes:
         found_by: the test that failed; empty if all passed.
         error: why there is no result, for example that a test does not exist; empty if there is one.
         seconds: time of the tests.
-        output: what pytest printed.
+        printed: what pytest printed.
     """
 
-    found_by: str
-    error: str
-    seconds: float
-    output: str = field(repr=False)
+    def __init__(self, fault: Fault | None, tests: Sequence[str], limit: float):
+        self.fault, self.limit, self.begin = fault, limit, time.monotonic()
+        self.found_by = self.error = self.printed = ""
+        self.folder = tempfile.TemporaryDirectory(prefix="mutant-")
+        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=_NOT_COPIED))
+        if fault is not None:
+            fault.plant(root)
+        self.output = Path(self.folder.name, "output")
+        context = multiprocessing.get_context("fork")
+        self.process: BaseProcess = context.Process(target=_run_tests, args=(root, tests, self.output))
+        self.process.start()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    @property
+    def is_done(self) -> bool:
+        """True if the tests have ended, or time is up."""
+        return not self.process.is_alive() or self.seconds > self.limit
+
+    def finish(self) -> Run:
+        """Note the result of the tests, which are ended if they still run."""
+        if is_late := self.process.is_alive() and self.limit < float("inf"):
+            self.process.kill()
+        self.process.join()
+        if self.output.is_file():
+            self.printed = self.output.read_text(encoding="utf-8", errors="replace")
+        self.folder.cleanup()
+        code = self.process.exitcode or 0
+        failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", self.printed, re.MULTILINE)
+        if is_late or code < 0:
+            self.found_by = "the time limit" if is_late else f"signal {-code}"
+        elif code == 1 and failed:
+            self.found_by = failed[1]
+        elif code:
+            self.error = f"pytest ended with {code}"
+        return self
 
     @property
     def verdict(self) -> str:
@@ -135,7 +117,7 @@ def _run_tests(root: Path, tests: Sequence[str], output: Path) -> None:
     os._exit(code)
 
 
-def outcomes_of(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Outcome]]:
+def runs_of(faults: Sequence[Fault]) -> Iterator[Run]:
     """Plant each fault in a copy of its own and run its tests, ``JOBS`` faults at a time."""
     waiting, running = list(faults), list[Run]()
     while waiting or running:
@@ -144,8 +126,7 @@ def outcomes_of(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Outcome]]:
             running.append(Run(fault, fault.tests, SECONDS))
         for run in [run for run in running if run.is_done]:
             running.remove(run)
-            assert run.fault is not None
-            yield run.fault, run.outcome()
+            yield run.finish()
         time.sleep(0.05)
 
 
@@ -157,22 +138,19 @@ def main(words: Sequence[str]) -> int:
     chosen = [f for f in FAULTS if not words or any(w in " ".join((f.file, f.reason, *f.tests)) for w in words)]
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
-    for name in PRELOADED:
+    for name in (*PRELOADED, "transformers.generation.utils"):
         importlib.import_module(name)
     killed, others = 0, list[str]()
-    for fault, outcome in outcomes_of(chosen):
-        line = f"{outcome.verdict:9} {outcome.seconds:4.0f} s  {fault.file}: {fault.reason}"
-        print(f"{line}  [{outcome.found_by}]" if outcome.found_by else line, flush=True)
-        killed += bool(outcome.found_by)
-        others += [] if outcome.found_by else [line]
-    print(
-        f"\n{killed} of {len(chosen)} faults were found: {100 * killed / max(1, len(chosen)):.1f} %", *others, sep="\n"
-    )
-    sound = Run(None, sorted({test for fault in chosen for test in fault.tests}), float("inf"))
-    sound.process.join()
-    without = sound.outcome()
+    for run in runs_of(chosen):
+        line = f"{run.verdict:9} {run.seconds:4.0f} s  {run.fault.file}: {run.fault.reason}"
+        print(f"{line}  [{run.found_by}]" if run.found_by else line, flush=True)
+        killed += bool(run.found_by)
+        others += [] if run.found_by else [line]
+    share = f"{100 * killed / max(1, len(chosen)):.1f} %"
+    print(f"\n{killed} of {len(chosen)} faults were found: {share}", *others, sep="\n")
+    without = Run(None, sorted({test for fault in chosen for test in fault.tests}), float("inf")).finish()
     if without.verdict != "survived":
-        print(f"without a fault, a test fails ({without.verdict}):\n{without.output}")
+        print(f"without a fault, a test fails ({without.verdict}):\n{without.printed}")
     return 0 if killed >= WANTED * len(chosen) and without.verdict == "survived" else 1
 
 

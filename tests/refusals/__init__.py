@@ -19,6 +19,13 @@ LINE = b"the dog sees a man\n"
 OF_LIBRARIES = ("\n", "Traceback", "ListConfig", "converted to", "viable", "Ambiguous", "mismatched")
 """What no sentence has: words of a library's message that a user would not understand."""
 
+_TRAINING = "train run_dir={tmp_path}/made"
+TRANSLATION = f"{_TRAINING} task=translation task.source_lang=en task.target_lang=de task.train={{data}}/train"
+TRANSLATION += " task.valid={data}/val"
+LANGUAGE_MODEL = f"{_TRAINING} task=language_modeling model=transformer_lm_tiny task.vocab_size=30"
+LANGUAGE_MODEL += " task.train={data}/train.de task.valid={data}/val.de.gz"
+"""Commands that train on the corpus, to which keys are added."""
+
 Row = tuple[Any, ...]
 
 

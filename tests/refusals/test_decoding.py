@@ -85,11 +85,8 @@ TOGETHER = [
 
 test_keys_that_do_not_go_together = refusals(
     *TOGETHER,
-    *(
-        resolved(f"generation.beam={beam} has no effect, because greedy", search=search, beam=beam)
-        for search in ("greedy", "contrastive")
-        for beam in (4, 5)  # the default is refused too if the user gives it
-    ),
+    resolved("generation.beam=4 has no effect, because greedy", search="greedy", beam=4),  # the default, which is given
+    resolved("generation.beam=5 has no effect, because greedy", search="contrastive", beam=5),
     (lambda: fairseq_generator([scripted()], dictionary(5), beam_size=0), "beam=0 is below its minimum, 1"),
     error=ConfigError,
 )
@@ -147,19 +144,9 @@ test_keys_of_components = refusals(
     translate("has no effect", "set generation.processors=[variety]", **{"processor.variety.k": 3}),
     translate("unknown key 'serach.groups'", "did you mean 'search'", **{"serach.groups": 2}),
     translate("did you mean 'beam'", search="beem"),
-    translate(
-        "'reranker.ratio' has no effect on a component that is given as an object",
-        **{"rerank": Identity(), "reranker.ratio": 2, "nbest": 2, "beam": 2},
-    ),
-    *(
-        read(words, how, **keys)
-        for how in (lambda one, keys: one.settings(**keys), lambda one, keys: one.resolve(keys))
-        for words, keys in (
-            ("has no effect", {"search.groups": 2}),
-            ("unknown key 'grups'", {"search": "diverse_beam", "search.grups": 2}),
-            ("unknown key 'wait'", {"combination.wait": 1}),
-        )
-    ),
+    translate("'reranker.ratio' has no effect on a", rerank=Identity(), nbest=2, beam=2, **{"reranker.ratio": 2}),
+    read("has no effect", lambda one, keys: one.settings(**keys), **{"search.groups": 2}),
+    read("unknown key 'wait'", lambda one, keys: one.settings(**keys), **{"combination.wait": 1}),
     read("unknown key 'wait'", lambda one, keys: list(one.score(["w1"], ["w1"], **keys)), **{"combination.wait": 1}),
     processors("generation.suppress: '<unkk>' is not in", "did you mean '<unk>'", suppress=["<unkk>"]),
     processors("generation.bad_words: '' is empty", bad_words=[""]),
@@ -182,16 +169,20 @@ def scripted(vocab: int = 9) -> ScriptedModel:
     return ScriptedModel(random_rule(vocab, 0))
 
 
-def decode(words: str, *more: str, model: Any = None, phrases: Any = None, **options: Any) -> Row:
+def decode(words: str, *more: str, model: Any = None, by: Any = None, phrases: Any = None, **options: Any) -> Row:
     """Decode four sentences, with a model of nine tokens if no other is given."""
 
     def run() -> None:
         one = model() if model else scripted()
         models = one if isinstance(one, list) else [one]
-        generator = make_generator(models, dictionary(VOCAB - 4 if model else 5), **options)
+        generator = make_generator(models, dictionary(VOCAB - 4 if model else 5), search_strategy=by, **options)
         generator.generate(batch_of([(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 7, 8, 2), (2,)]), constraints=phrases)
 
     return run, words, *more
+
+
+def with_phrases(*words: str, **keys: Any) -> Row:
+    return translate(*words, line="w1 w5\tw3", constraints="ordered", **keys)
 
 
 def inner(words: str, strategy: Callable[[], Search], **keys: Any) -> Row:
@@ -205,34 +196,23 @@ def tiny(**changes: Any) -> EncoderDecoderModel:
 CONTRASTIVE, CONSTRAINED = ContrastiveSearch(), ConstrainedSearch()
 
 test_strategies = refusals(
-    decode("cannot be divided into", search_strategy=DiverseBeamSearch(groups=3), beam_size=4),
-    decode("Sampling does not take constraints", search_strategy=Sampling(), phrases=[[[5]]] * 4),
-    decode("constraints for 1 sentences, but the batch has 4", search_strategy=CONSTRAINED, phrases=[[[4]]]),
-    decode("sentence 2 has 12, not an id", search_strategy=CONSTRAINED, phrases=[[[4]], [], [[5, 12]], []]),
-    decode("sentence 0 has 'w'", search_strategy=CONSTRAINED, phrases=[["word"], [], [], []]),
-    decode(
-        "generation.beam=4 gives each of 4 groups one beam",
-        **{"search_strategy": ConstrainedSearch(inner=DiverseBeamSearch(4)), "beam_size": 4, "phrases": [[[4]]] * 4},
-    ),
+    decode("cannot be divided into", by=DiverseBeamSearch(groups=3), beam_size=4),
+    decode("Sampling does not take constraints", by=Sampling(), phrases=[[[5]]] * 4),
+    decode("constraints for 1 sentences, but the batch has 4", by=CONSTRAINED, phrases=[[[4]]]),
+    decode("sentence 2 has 12, not an id", by=CONSTRAINED, phrases=[[[4]], [], [[5, 12]], []]),
+    decode("sentence 0 has 'w'", by=CONSTRAINED, phrases=[["word"], [], [], []]),
+    decode("4 groups one beam", by=ConstrainedSearch(inner=DiverseBeamSearch(4)), beam_size=4, phrases=[[[4]]] * 4),
     inner("HuggingFaceDiverseBeam applies the logits processors itself", lambda: HuggingFaceDiverseBeam(2, 0.5)),
     inner("SpeculativeSearch has a decoding loop of its own", lambda: SpeculativeSearch(PromptLookup())),
-    *(
-        translate(*words, line="w1 w5\tw3", constraints="ordered", **keys)
-        for words, keys in (
-            (("Greedy keeps one hypothesis", "or choose a strategy that does, such as beam"), {"search": "greedy"}),
-            (("ContrastiveSearch keeps one hypothesis",), {"search": "contrastive"}),
-            (("has its own rule", "remove generation.constraints"), {"search": "marian"}),
-            (("truncate the distribution forbid improbable tokens; remove these",), {"sampling": True, "top_p": 0.9}),
-            (("set generation.beam to 2 or more",), {"sampling": True, "beam": 1}),
-        )
-    ),
-    decode(
-        "features of a single model and does not support ensembles",
-        **{"model": lambda: [sharp("fconv_tiny")] * 2, "search_strategy": CONTRASTIVE},
-    ),
-    decode("guidance", model=lambda: sharp("fconv_tiny"), search_strategy=CONTRASTIVE, guidance_scale=2.0),
-    decode("ScriptedDecoder has no extract_features", search_strategy=CONTRASTIVE),
-    decode("generation.top_tokens=2 is not supported by ContrastiveSearch", search_strategy=CONTRASTIVE, top_tokens=2),
+    with_phrases("Greedy keeps one hypothesis", "or choose a strategy that does, such as beam", search="greedy"),
+    with_phrases("ContrastiveSearch keeps one hypothesis", search="contrastive"),
+    with_phrases("has its own rule", "remove generation.constraints", search="marian"),
+    with_phrases("truncate the distribution forbid improbable tokens; remove these", sampling=True, top_p=0.9),
+    with_phrases("set generation.beam to 2 or more", sampling=True, beam=1),
+    decode("a single model and does not support ensembles", model=lambda: [sharp("fconv_tiny")] * 2, by=CONTRASTIVE),
+    decode("guidance", model=lambda: sharp("fconv_tiny"), by=CONTRASTIVE, guidance_scale=2.0),
+    decode("ScriptedDecoder has no extract_features", by=CONTRASTIVE),
+    decode("generation.top_tokens=2 is not supported by ContrastiveSearch", by=CONTRASTIVE, top_tokens=2),
     error=ConfigError,
 )
 
@@ -245,7 +225,7 @@ def drafted(words: str, *more: str, model: Any = None, draft: Any = None, verifi
     def run() -> None:
         drafter = PromptLookup(2) if draft is None else ModelDrafter(draft())
         search = SpeculativeSearch(drafter, 3, verifies)
-        decode(words, model=model or (lambda: sharp("t5_tiny")), search_strategy=search, **options)[0]()
+        decode(words, model=model or (lambda: sharp("t5_tiny")), by=search, **options)[0]()
 
     return run, words, *more
 
@@ -269,20 +249,11 @@ test_drafts = refusals(
     drafted("verified token by token", "compares hypotheses", beam_size=2),
     drafted("verified token by token", "own decoding loop", verifies=ContrastiveSearch()),
     drafted("has 22 tokens, and that of the models that it drafts for 23", draft=lambda: scripted(VOCAB - 1)),
-    drafted(
-        "has 24 tokens, and that of the models that it drafts for 23",
-        **{"draft": lambda: scripted(VOCAB + 1), "verifies": Sampling()},
-    ),
+    drafted("24 tokens, and that of the models that it drafts", draft=lambda: scripted(VOCAB + 1), verifies=Sampling()),
     drafted("at most 6 source tokens, but a sentence has 8", draft=lambda: tiny(max_source_positions=6)),
-    (
-        lambda: build_setup([sharp("t5_tiny")], dictionary(VOCAB - 4), GenerationConfig(beam=1, draft="runs/small")),
-        "generation.draft=runs/small",
-    ),
+    (lambda: build_setup([sharp("t5_tiny")], LETTERS, GenerationConfig(beam=1, draft="runs/small")), "draft=runs"),
     of_task("different vocabularies", 4),
-    drafted(
-        "Reading needs hidden states of the decoded model",
-        **{"draft": lambda: sharp("t5_tiny"), "processors": [needing(HIDDEN_STATES)]},
-    ),
+    drafted("Reading needs hidden states", draft=lambda: sharp("t5_tiny"), processors=[needing(HIDDEN_STATES)]),
     drafted("hidden features of all layers", "remove the draft", processors=[needing(LAYER_LOGITS)]),
     error=ConfigError,
 )
@@ -297,6 +268,9 @@ def nan_weights() -> Translator:
     return Translator(loaded)
 
 
+VERIFIED = (None, Sampling())
+
+
 class Louder(LogitsProcessor):
     def __call__(self, lprobs: torch.Tensor, context: Any) -> torch.Tensor:
         return lprobs * torch.nan
@@ -305,17 +279,8 @@ class Louder(LogitsProcessor):
 test_damaged_scores = refusals(
     (lambda: next(nan_weights().score(TEXTS, TEXTS)), "NaN in target 0 of the batch; its weights are damaged"),
     translate("NaN or infinite at step 0", "or Louder returns such scores", processors=[Louder()]),
-    *(
-        row
-        for search in (None, Sampling())
-        for row in (
-            drafted("NaN or infinite at step 1 in sentence 0 of the batch", model=damaged, verifies=search, min_len=5),
-            drafted(
-                "draft model's scores are NaN at step 1",
-                **{"model": lambda: scripted(VOCAB), "draft": damaged, "verifies": search, "min_len": 5},
-            ),
-        )
-    ),
+    *(drafted("infinite at step 1 in sentence 0 of", model=damaged, verifies=search, min_len=5) for search in VERIFIED),
+    *(drafted("draft model's scores are NaN at step 1", draft=damaged, verifies=one, min_len=5) for one in VERIFIED),
     error=DecodingError,
 )
 
@@ -342,9 +307,6 @@ class OwnLoop(BeamSearch):
 test_components = refusals(
     decode("Reading needs hidden features", processors=[needing(HIDDEN_STATES)]),
     decode("both return the field 'sum'; remove one of the two", observers=[Recording(), Recording()]),
-    decode(
-        "Recording records values at each step, but OwnLoop does not decode step by step",
-        **{"search_strategy": OwnLoop(), "observers": [Recording()]},
-    ),
+    decode("Recording records values at each step, but OwnLoop does not", by=OwnLoop(), observers=[Recording()]),
     *(decode("field 'b' is missing at some steps", observers=[Missing(first)]) for first in (True, False)),
 )

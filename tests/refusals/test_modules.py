@@ -11,8 +11,6 @@ import torch
 import seqgen.extend
 import seqgen.models
 import seqgen.tasks  # declare the built-in components
-from seqgen.config import TrainConfig
-from seqgen.config.compose import compose
 from seqgen.core.incremental_state import IncrementalState, StatefulModule
 from seqgen.inspection import StepLogits, given_embeddings, masked_heads
 from seqgen.modules import dtypes
@@ -76,9 +74,7 @@ test_misspelt_hooks_and_flags = refusals(
     misspelt("Search", "did you mean 'continues_each_beam'?", independent_rows=True),
     misspelt("IncrementalDecoder", "did you mean 'shares_encoder_output'?", share_encoder_output=True),
     misspelt("Task", "did you mean 'encode_source'?", encode_sources=1),
-    misspelt(
-        "Search", "Own defines 'begins'", "'begin'", "; Own defines 'setp'", "'step'", begins=1, threshold=1, setp=1
-    ),
+    misspelt("Search", "defines 'begins'", "'begin'", "; Own defines 'setp'", "'step'", begins=1, threshold=1, setp=1),
 )
 
 
@@ -109,19 +105,13 @@ def change(verb: str, *arguments: Any, name: str = "transformer_tiny") -> None:
     getattr(model.decoder, verb)(state, *arguments)
 
 
-test_attention_and_caches = refusals(
+test_layers_that_cannot_do_it = refusals(
     (lambda: MultiheadAttention(10, 4), "the hidden size 10 is not a multiple of the 4 attention heads"),
     (lambda: attend_with(NoRollBack()), "set it to the class NoRollBack"),
     (lambda: attend_with(NoRollBack), "NoRollBack has no roll_back; implement it"),
     (lambda: change("roll_back", 1, name="fconv_tiny"), "max_roll_back is 1"),
-)
-
-test_dtypes = refusals(
     (lambda: to_dtype(Linear(4, 4), "int4"), "no dtype 'int4'; choose one of: float32, bfloat16, float16, int8"),
     (lambda _no_int8: to_dtype(Linear(4, 4), "int8"), "VNNI"),
-)
-
-test_inspection = refusals(
     (lambda: given("t5_tiny", 12), "dimension 12 are given to T5Encoder, whose embeddings have dimension 24"),
     (lambda: given("transformer_lm_tiny", 128), "PromptEncoder cannot be given embeddings"),
     (lambda: masked_heads(build("fconv_tiny"), cross=torch.ones(1)).__enter__(), "no heads of encoder-decoder"),
@@ -130,17 +120,8 @@ test_inspection = refusals(
     (lambda: StepLogits([-1]), "-1 is not the number of a step"),
 )
 
-test_numbers_that_would_overflow = refusals(
-    (lambda: compose(TrainConfig, ["generation.beam=1000000000"]), "is above its maximum, 65536"),
-    (lambda: compose(TrainConfig, ["generation.unkpen=-1e39"]), "is too large for float32"),
-)
-
-
 test_mistakes_of_developers = refusals(
-    (
-        lambda: MultiheadAttention(8, 2)(torch.zeros(1, 2, 8), attn_mask=torch.ones(2, 2).bool(), is_causal=True),
-        "either attn_mask or is_causal",
-    ),
+    (lambda: MultiheadAttention(8, 2)(torch.zeros(1, 1, 8), attn_mask=torch.ones(1), is_causal=True), "either at"),
     (lambda: change("roll_back", 100), "cannot be rolled back"),
     (lambda: change("crop", 1), "1 positions cannot be cropped"),
     (lambda: change("merge", 2, 1), "1 and 2 beams"),

@@ -16,16 +16,12 @@ from tests.commands import MISSING, command
 from tests.conftest import ROOT, addons_of, is_installed, pytest_ignore_collect
 
 TESTS = ROOT / "tests"
-EXAMPLES = "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(
     ("file", "expected"),
-    [
-        ("addons/export/test_export", {"export", "checks", "marian"}),
-        ("core/test_alone", set()),
-        ("conftest", set()),
-    ],
+    [("addons/export/test_export", {"export", "checks", "marian"}), ("core/test_alone", set()), ("conftest", set())],
 )
 def test_the_addons_of_a_test(file: str, expected: set[str]) -> None:
     assert addons_of(TESTS / f"{file}.py") == expected
@@ -39,7 +35,7 @@ def test_imports_are_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         f"{TESTS.name}/test_a.py": "from tests import b\n",
         f"{TESTS.name}/b.py": "def f():\n    import tests.c as c\n",
         f"{TESTS.name}/c.py": "import tests.b\nfrom examples.d import x\nfrom seqgen.addons.one.part import y\n",
-        f"{EXAMPLES}/d.py": "from seqgen.addons import two\nimport seqgen.addons.three.part\n",
+        f"{EXAMPLES.name}/d.py": "from seqgen.addons import two\nimport seqgen.addons.three.part\n",
         f"{of_addons}/four/test_e.py": "import seqgen\n",
         f"{of_addons}/test_f.py": "import seqgen.addons\n",
     }.items():

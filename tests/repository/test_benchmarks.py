@@ -15,10 +15,7 @@ from benchmarks import catalogue
 from benchmarks.decode import main
 from benchmarks.decoding import matrix_worker
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.models import (
-    random_sources,
-    save_random_t5,
-)
+from benchmarks.decoding.models import random_sources, save_random_t5
 from benchmarks.decoding.process import WorkerError
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.workload import Comparison, Toolkit, Workload
@@ -130,14 +127,11 @@ def test_outputs_have_exactly_the_length(tmp_path: Path) -> None:
     assert plain["outputs"] == worker.answer({**request, "beam": 5})["outputs"]
     scores = worker.answer({**request, "outputs": answer["outputs"]})["scores"]
     with torch.inference_mode():
-        out = worker.models[0](*_first(worker, request, answer["outputs"][0]))
-        expected = out.logits[0].log_softmax(-1).gather(1, torch.tensor(answer["outputs"][0]).unsqueeze(1)).mean()
+        source, output = torch.tensor(request["sources"][:1]), torch.tensor(answer["outputs"][0])
+        previous = torch.cat([torch.tensor([0]), output[:-1]]).unsqueeze(0)
+        out = worker.models[0](source, torch.tensor([source.size(1)]), previous)
+        expected = out.logits[0].log_softmax(-1).gather(1, output.unsqueeze(1)).mean()
     assert scores[0] == pytest.approx(float(expected), abs=1e-5)
-
-
-def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[torch.Tensor, ...]:
-    source = torch.tensor(request["sources"][:1])
-    return source, torch.tensor([source.size(1)]), torch.tensor([[0, *output[:-1]]])
 
 
 @pytest.mark.parametrize(

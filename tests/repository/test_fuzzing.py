@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import CheckpointError, DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -17,7 +15,9 @@ from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints
 from tests.fuzzing.readers import READERS, Bench
 from tests.fuzzing.sandbox import Failure
-from tests.pretrained_folders import byte_level, sentencepiece_model, write_model
+from tests.huggingface_t5 import change_config
+from tests.pretrained_folders import sentencepiece_model, write_folder, write_model
+from tests.refusals import refusals
 from tests.text_models import text_model
 
 
@@ -59,44 +59,38 @@ def test_a_reader_that_runs_code_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 # -- what fuzzing has found --------------------------------------------------------------------------------------------
 
 
-def test_a_vocabulary_without_an_id_of_unknown_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "vocabulary.json"
-    path.write_text('{"pad": 0, "eos": 1, "unk": null, "bos": null, "symbols": ["a", "b"], "counts": [1, 1]}')
-    with pytest.raises(DataError, match="a count or id is not a whole number"):
-        Dictionary.load(path)
+def tokenizer_with_a_large_id(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tokenizer", "RobertaTokenizer")
+    change_config(folder, "vocab.json", **{"*": 1 << 31})
+    load_pretrained_tokenizer(folder)
 
 
-def test_a_piece_that_is_not_text() -> None:
-    model, piece = sentencepiece_model(), b"\n\x05<unk>"
-    assert model.count(piece) == 1
-    with pytest.raises(DataError, match="is not a SentencePiece model, or is damaged"):
-        SentencePieceTokenizer(model.replace(piece, b"\n\x05<\x91\x91\x91>"))
-
-
-def test_an_id_that_makes_an_endless_vocabulary(tmp_path: Path) -> None:
-    vocabulary, merges = byte_level()
-    (tmp_path / "vocab.json").write_text(json.dumps({**json.loads(vocabulary), "*": 1 << 31}))
-    (tmp_path / "merges.txt").write_text(merges)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2TokenizerFast"}))
-    with pytest.raises(DataError, match="has an id of 2147483648 but only"):
-        load_pretrained_tokenizer(tmp_path)
-
-
-def test_a_table_of_distances_that_nobody_has_memory_for(tmp_path: Path) -> None:
+def model_with_a_large_table(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "PegasusTokenizer")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "relative_attention_max_distance": 10**9}))
-    with pytest.raises(CheckpointError, match="relative_attention_max_distance=1000000000 is above its maximum"):
-        load_model(folder)
+    change_config(folder, relative_attention_max_distance=10**9)
+    load_model(folder)
 
 
-def test_projections_of_different_shapes(tmp_path: Path) -> None:
+def projections_of_different_shapes(tmp_path: Path) -> None:
     path = fairseq_checkpoints.write_random(tmp_path, fairseq_checkpoints.TRANSFORMER)
     content = torch.load(path, weights_only=False)
     content["model"]["encoder.layers.0.self_attn.k_proj.weight"] = torch.zeros(4)
     torch.save(content, path)
-    with pytest.raises(CheckpointError, match="the weights are not those of this model"):
-        load_model(path)
+    load_model(path)
+
+
+WITHOUT_UNKNOWN = '{"pad": 0, "eos": 1, "unk": null, "bos": null, "symbols": ["a", "b"], "counts": [1, 1]}'
+NOT_TEXT = sentencepiece_model().replace(b"\n\x05<unk>", b"\n\x05<\x91\x91\x91>")
+test_what_is_refused = refusals(
+    (
+        lambda tmp_path: (tmp_path / "v.json").write_text(WITHOUT_UNKNOWN) and Dictionary.load(tmp_path / "v.json"),
+        "a count or id is not a whole number",
+    ),
+    (lambda: SentencePieceTokenizer(NOT_TEXT), "is not a SentencePiece model, or is damaged"),
+    (tokenizer_with_a_large_id, "has an id of 2147483648 but only"),
+    (model_with_a_large_table, "relative_attention_max_distance=1000000000 is above its maximum"),
+    (projections_of_different_shapes, "the weights are not those of this model"),
+)
 
 
 def test_minimum_bayes_risk_of_no_outputs() -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.run_config import save_generation
+from seqgen.cli.command import log
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import ConfigError, DataError, UserError
@@ -56,12 +57,9 @@ def test_no_file_of_a_run_is_imported_without_the_users_word(component: str, run
     (run / "checksums.json").unlink()
     arguments = (f"path={run}", "input=-", "generation.max_len=3")
     decoded = command("generate", *arguments, stdin=b"w1 w2\n")
-    assert not canary.exists()
-    if component == "own":
-        assert decoded.code == 2
-        assert "to run that file's code, if you trust it, set common.user_dir=" in decoded.err
-    else:
-        assert decoded.code == 0, decoded.err
+    assert (decoded.code, canary.exists()) == (2 if component == "own" else 0, False), decoded.err
+    said = "to run that file's code, if you trust it, set common.user_dir="
+    assert (said in decoded.err) == (component == "own")
     command("generate", *arguments, f"common.user_dir={evil}", stdin=b"w1 w2\n")
     assert canary.exists()  # the same file is imported when the user asks for it
 
@@ -115,28 +113,13 @@ def test_a_line_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         list(stream_lines(file, "standard input"))
 
 
-def test_messages_contain_no_commands_for_a_terminal(run: Path) -> None:
-    assert printable("a\x1b[2J é\u202e\ud800\n\tb") == "a\\x1b[2J é\\u202e\\ud800\n\tb"
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["task"]["\x1b[2J"] = 1
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    err = command("generate", f"path={run}", "input=-").err
-    assert "\\x1b[2J" in err
-    assert "\x1b" not in err
-
-
 @pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
 def test_names_that_are_not_utf_8(run: Path, tmp_path: Path) -> None:
     """They are refused as arguments, and shown where a folder has them."""
     place = tmp_path / "runs" / os.fsdecode(b"caf\xe9")
     shutil.copytree(run, place)
-    for arguments in (
-        ("generate", f"path={place}"),
-        ("train", f"run_dir={place}"),
-        ("show", str(place)),
-        ("score", "\udce9=1"),
-    ):
-        refused = command(*arguments)
+    for line in (f"generate path={place}", f"train run_dir={place}", f"show {place}", "score \udce9=1"):
+        refused = command(*line.split())
         assert (refused.code, refused.err.count("\n")) == (2, 1)
         assert "\\udce9" in refused.err
     listed = command("show", f"{tmp_path}/runs", f"json={tmp_path}/a.json")
@@ -154,9 +137,9 @@ def test_a_file_name_with_nul(key: str, run: Path, tmp_path: Path) -> None:
         read_bytes(tmp_path / "a\0b")
 
 
-def test_reports_contain_no_commands_for_a_terminal(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_commands_for_a_terminal_are_shown(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In messages and in reports."""
+    assert printable("a\x1b[2J é\u202e\ud800\n\tb") == "a\\x1b[2J é\\u202e\\ud800\n\tb"
     other = shutil.copytree(run, tmp_path / "other\x1b[2J")
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["\x1b[31m"] = "\x9b1m"
@@ -164,18 +147,22 @@ def test_reports_contain_no_commands_for_a_terminal(
     (tmp_path / "a").write_text("w1 \x1b[2J\n")
     (tmp_path / "b").write_text("w2\n")
     systems = f"hypothesis=[{tmp_path}/a,{tmp_path}/b]"
-    for name, *arguments in (
-        ("show", f"{run}", f"{other}"),
-        ("score", systems, f"reference={tmp_path}/b", "compare.tests=none", "metrics=[exact_match]"),
+    for shown, name, *arguments in (
+        ("\\x1b[31m", "generate", f"path={run}", "input=-"),
+        ("\\x1b[2J", "generate", f"path={tmp_path}/\x1b[2J", "input=-"),
+        ("\\x1b[2J", "show", f"{run}", f"{other}"),
+        ("\\x1b[2J", "score", systems, f"reference={tmp_path}/b", "compare.tests=none", "metrics=[exact_match]"),
     ):
         outcome = command(name, *arguments)
-        assert outcome.code < 2, outcome.err
-        assert "\\x1b[2J" in outcome.out
+        assert shown in outcome.out + outcome.err
         assert not {"\x1b", "\x9b"} & {*outcome.out, *outcome.err}
     cfg = TrainConfig()
     cfg.common.tensorboard = False
     RunLog(tmp_path, -1, cfg, {}, None, is_main=True).message("valid \x1b[2J")
-    assert "valid \\x1b[2J" in capsys.readouterr().err
+    log("read \x1b[2J")
+    shown = capsys.readouterr().err
+    assert "valid \\x1b[2J" in shown
+    assert "read \\x1b[2J" in shown
 
 
 def test_the_page_names_tests_that_exist() -> None:

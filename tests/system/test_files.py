@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 from seqgen.core.errors import CheckpointError, UserError
-from seqgen.system.files import (
-    CACHE,
-    LEFTOVER_SECONDS,
-    disk_errors,
-    frozen,
-    new_folder,
-    remove_leftovers,
-    write_atomically,
-)
+from seqgen.system import files
+from seqgen.system.files import CACHE, LEFTOVER_SECONDS, disk_errors, frozen, remove_leftovers, write_atomically
 from seqgen.system.reading import version_of
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
@@ -37,6 +30,7 @@ def test_others_may_read_a_file_as_they_may_read_any_other(tmp_path: Path) -> No
 
 def test_a_disk_that_is_full_when_the_file_is_closed(tmp_path: Path) -> None:
     """Closing writes what is buffered, and fails once more."""
+    write_atomically(tmp_path / "x", b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
@@ -44,7 +38,8 @@ def test_a_disk_that_is_full_when_the_file_is_closed(tmp_path: Path) -> None:
             write_atomically(tmp_path / "x", b"x" * 200)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert names(tmp_path) == set()
+    assert names(tmp_path) == {"x"}
+    assert (tmp_path / "x").read_bytes() == b"old"
     with pytest.raises(BrokenPipeError), disk_errors("a pipe"):  # which nobody reads any more
         raise BrokenPipeError
 
@@ -72,7 +67,7 @@ def test_leftovers_are_removed_after_a_day(tmp_path: Path) -> None:
     assert names(tmp_path) == before, "no temporary file has this name"
     remove_leftovers(tmp_path, "config.yaml")
     assert names(tmp_path) == {".cache.abcdefgh.tmp"}
-    with new_folder(tmp_path / "cache"):
+    with files.new_folder(tmp_path / "cache"):
         pass
     assert names(tmp_path) == {"cache"}
 
@@ -90,16 +85,14 @@ def test_only_the_cache_of_a_trained_run_may_be_made_again(tmp_path: Path) -> No
 
 def test_other_files_stay(tmp_path: Path) -> None:
     others = (".hidden", "a.tmp", ".a.tmp", ".a.ABCDEFGH.tmp", ".a.abcdefg.tmp", "x.abcdefgh.tmp", ".a.abcdefgh.tmp~")
-    for name in others:
+    (tmp_path / "below").mkdir()
+    for name in (*others, "below/.a.abcdefgh.tmp"):
         (tmp_path / name).write_bytes(b"mine")
     (tmp_path / ".link.abcdefgh.tmp").symlink_to(tmp_path / ".hidden")
     os.mkfifo(tmp_path / ".fifo.abcdefgh.tmp")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / ".a.abcdefgh.tmp").write_bytes(b"mine")
-    before = names(tmp_path)
+    before = {*tmp_path.rglob("*")}
     remove_leftovers(tmp_path, seconds=0)
-    assert names(tmp_path) == before
-    assert names(tmp_path / "below") == {".a.abcdefgh.tmp"}
+    assert {*tmp_path.rglob("*")} == before
     remove_leftovers(tmp_path / "nothere")
 
 

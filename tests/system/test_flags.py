@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.context import StepContext
 from seqgen.core.contract import Flagged, Hooked, find_misspelt
 from seqgen.core.scores import Scores
-from seqgen.core.structures import DecoderOut
+from seqgen.core.structures import DecoderOut, Hypothesis
 from seqgen.decoding.processors.length import MinimumLength
 from seqgen.decoding.processors.tokens import BadWords, SequenceBias
 from seqgen.decoding.search.sampling import Sampling
@@ -30,6 +29,7 @@ from seqgen.registry import MODELS, SEARCHES
 from seqgen.training.criteria import has_default_forward
 from tests.commands import command, refused
 from tests.generators import make_generator
+from tests.hypotheses import assert_same
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
@@ -68,14 +68,12 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     for cls, flag, method in found:
         assert hasattr(cls, method)
         own = {method: lambda *_: None}
-        assert getattr(type("Own", (cls,), own), flag) is safe(cls, flag), (cls, flag, method)
-        mixed = type("Mixed", (type("Mixin", (), own), cls), {})
-        assert getattr(mixed, flag) is safe(cls, flag), (cls, flag, method)
+        for kind in (type("Own", (cls,), own), type("Mixed", (type("Mixin", (), own), cls), {})):
+            assert getattr(kind, flag) is safe(cls, flag), (cls, flag, method)
     for cls, flag, method in {one[1]: one for one in found}.values():  # a class for each flag
         own = {method: lambda *_: None}
         stated = type("Stated", (cls,), {**own, flag: "stated"})
-        assert getattr(stated, flag) == "stated"
-        assert getattr(type("Again", (stated,), {}), flag) == "stated"
+        assert getattr(stated, flag) == getattr(type("Again", (stated,), {}), flag) == "stated"
         assert getattr(type("Further", (stated,), own), flag) is safe(cls, flag)
         assert getattr(type("Other", (cls,), {"__init__": lambda *_: None, "other": 1}), flag) is getattr(cls, flag)
 
@@ -90,28 +88,26 @@ def test_a_value_of_the_instance_counts_for_its_own_class() -> None:
     assert not Own({(5,): 1.0}).shift_invariant
 
 
-def outputs(model: ScriptedModel, **options: Any) -> list[list[tuple[list[int], float]]]:
-    """The tokens and the score of each hypothesis."""
+def decode(model: ScriptedModel, **options: Any) -> list[list[Hypothesis]]:
     generator = make_generator([model], dictionary(5), **{"beam_size": 3, "max_len_b": 6, **options})
-    found = generator.generate(batch_of(SOURCES))
-    return [[(h.tokens.tolist(), pytest.approx(h.score, abs=1e-10)) for h in hypotheses] for hypotheses in found]
+    return generator.generate(batch_of(SOURCES))
 
 
 class Sure(BeamSearch):
     """Selects only tokens with a probability above 1/12, so that it needs normalized scores."""
 
     def step(self, context: StepContext, scores: Scores) -> Candidates:
-        lprobs, so_far = scores.lprobs(), scores.beams
+        lprobs = scores.lprobs()
         assert bool((lprobs.logsumexp(-1) <= 1e-9).all())
-        return super().step(context, Scores(lprobs.masked_fill(lprobs.exp() < 1 / 12, -torch.inf), so_far))
+        return super().step(context, Scores(lprobs.masked_fill(lprobs.exp() < 1 / 12, -torch.inf), scores.beams))
 
 
 def test_a_beam_search_of_ones_own_gets_log_probabilities_and_writes_nothing_forbidden() -> None:
     for rule in (random_rule(9, seed) for seed in range(5)):
-        found = outputs(ScriptedModel(rule), max_len_b=4, min_len=0, search_strategy=Sure())
+        found = decode(ScriptedModel(rule), max_len_b=4, min_len=0, search_strategy=Sure())
         for source, hypotheses in zip(SOURCES, found, strict=True):
             assert hypotheses
-            for tokens, _ in hypotheses:
+            for tokens in (h.tokens.tolist() for h in hypotheses):
                 for step, token in enumerate(tokens[:-1]):
                     assert rule(source, tuple(tokens[:step])).softmax(-1)[token] >= 1 / 12
 
@@ -129,9 +125,8 @@ class NoEcho(MinimumLength):
 def test_a_processor_of_ones_own_is_given_what_it_reads(semantics: str) -> None:
     echoes = []
     for processors in ([], [NoEcho(0)]):
-        found = outputs(ScriptedModel(random_rule(9, 2)), processors=processors, semantics=semantics)
-        pairs = [pair for one in found for tokens, _ in one for pair in itertools.pairwise(tokens)]
-        echoes.append(any(a == b for a, b in pairs))
+        found = decode(ScriptedModel(random_rule(9, 2)), processors=processors, semantics=semantics)
+        echoes.append(any((h.tokens[1:] == h.tokens[:-1]).any() for hypotheses in found for h in hypotheses))
     assert echoes == [True, False]
 
 
@@ -146,7 +141,7 @@ def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
 
     model, draft = (ScriptedModel(random_rule(9, seed)) for seed in (1, 2))
     drafted = SpeculativeSearch(ModelDrafter(draft), 3, Surest())
-    assert outputs(model, search_strategy=drafted) == outputs(model, search_strategy=Surest())
+    assert_same(decode(model, search_strategy=drafted), decode(model, search_strategy=Surest()))
 
 
 @pytest.mark.parametrize("part", ["model", "decoder"])
@@ -162,8 +157,8 @@ def test_probabilities_of_ones_own_are_those_that_are_searched(part: str) -> Non
     changed = own if part == "model" else own.decoder
     changed.__class__ = type("Sharper", (type(changed),), {"get_normalized_probs": sharper})
     assert not changed.normalizes_by_softmax
-    assert outputs(own) == outputs(wanted)
-    assert outputs(own) != outputs(ScriptedModel(rule))
+    assert_same(decode(own), decode(wanted))
+    assert decode(own)[0][0].score != decode(ScriptedModel(rule))[0][0].score
 
 
 def test_a_forward_of_ones_own_is_that_of_the_loss() -> None:
@@ -184,8 +179,7 @@ def test_a_view_of_ones_own_is_what_attention_reads() -> None:
 
     class Halved(GrowingCache):
         def view(self) -> KeysAndValues:
-            seen = super().view()
-            return seen._replace(values=seen.values / 2)
+            return KeysAndValues(super().view().keys, super().view().values / 2)
 
     new = KeysAndValues(*torch.ones(2, 1, 1, 3, 4, dtype=torch.bfloat16))
     for kind, value in ((GrowingCache, 1.0), (Halved, 0.5)):

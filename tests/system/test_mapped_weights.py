@@ -121,14 +121,18 @@ def test_values_that_were_changed_survive(folder: Path) -> None:
     assert weights_file(folder).read_bytes() == before
 
 
+def damage(file: Path) -> None:
+    """Change the last number of a file in place."""
+    with file.open("r+b") as handle:
+        handle.seek(-4, os.SEEK_END)
+        handle.write(b"\x00\x00\x80\x3f")
+    os.utime(file, ns=(1, 1))
+
+
 def test_a_file_that_was_changed_in_place_is_noticed(folder: Path) -> None:
     file, translator = weights_file(folder), Translator([load_model(folder)])
     decoded(translator)
-    content = bytearray(file.read_bytes())
-    content[-4:] = b"\x00\x00\x80\x3f"
-    with open(file, "r+b") as handle:
-        handle.write(content)
-    os.utime(file, ns=(1, 1))
+    damage(file)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"the content of .* was changed .* load the model again"):
             decoded(translator)
@@ -139,8 +143,7 @@ def test_outputs_of_weights_that_change_meanwhile_are_not_returned(folder: Path)
 
     def decode() -> None:
         with ensemble.evaluating():
-            file.write_bytes(file.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
-            os.utime(file, ns=(1, 1))
+            damage(file)
             raise ValueError("scores of these weights are NaN")
 
     with pytest.raises(CheckpointError, match="was changed"):

@@ -22,25 +22,18 @@ TRANSFERS: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+ACTIONS = [*WAITS.values(), *TRANSFERS.values()]
+
+
 @pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("name", WAITS)
-def test_what_waits(name: str, inference: bool) -> None:
+@pytest.mark.parametrize("action", ACTIONS, ids=[*WAITS, *TRANSFERS])
+def test_what_waits_and_what_is_a_transfer(action: Callable[[Tensor], object], inference: bool) -> None:
     with simulated_gpu() as counts, torch.inference_mode(inference):
         x = torch.ones(3, device="gpu")
-        WAITS[name](x)
-        (line,) = counts.waits
-        assert counts.waits.total() == 1
+        action(x)
+        (line,) = counts.waits if action in WAITS.values() else counts.transfers
+        assert counts.waits.total() + counts.transfers.total() == 1
         assert line.startswith("tests/system/test_simulated_gpu.py:")
-        assert not counts.transfers
-
-
-@pytest.mark.parametrize("name", TRANSFERS)
-def test_what_is_a_transfer(name: str) -> None:
-    with simulated_gpu() as counts:
-        x = torch.ones(3, device="gpu")
-        TRANSFERS[name](x)
-        assert counts.transfers.total() == 1
-        assert not counts.waits
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -80,7 +73,7 @@ def test_a_replayed_graph_repeats_launches_and_not_python(frozen: bool) -> None:
         assert total.tolist() == ([6.0] if frozen else [9.0]) * 3
 
 
-@pytest.mark.parametrize("action", [*WAITS.values(), *TRANSFERS.values()], ids=[*WAITS, *TRANSFERS])
+@pytest.mark.parametrize("action", ACTIONS, ids=[*WAITS, *TRANSFERS])
 def test_a_recording_neither_waits_nor_transfers(action: Callable[[Tensor], object]) -> None:
     graph = Graph()
     with simulated_gpu():

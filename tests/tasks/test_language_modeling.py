@@ -13,33 +13,12 @@ from seqgen.text.translator import Translator
 from tests.commands import command, corpus, refused
 from tests.training_runs import records
 
-SMALL_LM = (
-    "model=transformer_lm",
-    "model.decoder_embed_dim=16",
-    "model.decoder_ffn_embed_dim=32",
-    "model.decoder_layers=1",
-    "model.decoder_attention_heads=2",
-)
-
-
-def arguments(data: Path, run: Path, *further: str) -> list[str]:
-    return [
-        f"run_dir={run}",
-        "task=language_modeling",
-        f"task.train=[{data}/train.de]",
-        f"task.valid=[{data}/val.de.gz]",
-        "task.vocab_size=30",
-        "task.workers=1",
-        "task.sample_break_mode=eos",
-        "dataset.max_tokens=1000",
-        "optimization.max_update=60",
-        "lr_scheduler.warmup_updates=10",
-        "common.threads=1",
-        "common.tensorboard=false",
-        "common.log_interval=5",
-        *SMALL_LM,
-        *further,
-    ]
+KEYS = """
+task=language_modeling task.vocab_size=30 task.workers=1 task.sample_break_mode=eos dataset.max_tokens=1000
+optimization.max_update=60 lr_scheduler.warmup_updates=10 common.threads=1 common.tensorboard=false
+common.log_interval=5 model=transformer_lm model.decoder_embed_dim=16 model.decoder_ffn_embed_dim=32
+model.decoder_layers=1 model.decoder_attention_heads=2
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +27,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "lm"
-    outcome = command("train", *arguments(data, folder))
+def run(data: Path) -> Path:
+    folder = data / "lm"
+    files = (f"run_dir={folder}", f"task.train=[{data}/train.de]", f"task.valid=[{data}/val.de.gz]")
+    outcome = command("train", *KEYS.split(), *files)
     assert outcome.code == 0, outcome.err
     return folder
 
@@ -63,12 +43,10 @@ def test_the_perplexity_of_the_validation_text_is_that_of_training(data: Path, r
     assert outcome.code == 0, outcome.err
     scores = [json.loads(line) for line in output.read_text().splitlines()]
     nats = -sum(sum(row["positional_scores"]) for row in scores)
-    tokens, words = sum(len(row["tokens"]) for row in scores), 0
+    tokens, words, decode = sum(len(row["tokens"]) for row in scores), 0, load_model(run).task.target_tokenizer.decode
     for row in scores:
         assert row["perplexity"] == pytest.approx(math.exp(-row["score"]), rel=1e-5)
-    model = load_model(run)
-    for row in scores:
-        words += len(model.task.target_tokenizer.decode(row["tokens"]).split()) + 1
+        words += len(decode(row["tokens"]).split()) + 1
     trained = records(run, "valid")[-1]
     assert math.exp(nats / tokens) == pytest.approx(trained["ppl"], rel=1e-4)
     assert outcome.out.strip() == (
@@ -102,7 +80,5 @@ def test_prompts_are_continued(run: Path, tmp_path: Path) -> None:
     assert rows[1]["hypotheses"]  # the empty prompt
     pieces = [line.split("\t")[1].replace(" ", "") for line in fairseq.out.splitlines() if line.startswith("S-")]
     assert pieces == ["▁der▁Hund▁sieht", "", "▁der▁Ka"]
-
-
-def test_a_split_has_no_prompts(run: Path) -> None:
+    # a split has no prompts
     refused(command("generate", f"path={run}", "dataset.gen_subset=valid"), "give prompts with input=FILE")

@@ -30,9 +30,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """English and German, and a smaller pair of English and French in files of its own."""
     folder = corpus(tmp_path_factory.mktemp("data"))
     for split, start, count in (("train", 0, 300), ("val", 300, 30)):
-        lines = {language: [row[side] for row in sentences(start, count)] for side, language in enumerate(("en", "de"))}
-        for language, text in lines.items():
-            (folder / f"only.{split}.en-de.{language}").write_text("".join(f"{line}\n" for line in text))
+        for language, lines in zip(("en", "de"), zip(*sentences(start, count), strict=True), strict=True):
+            (folder / f"only.{split}.en-de.{language}").write_text("".join(f"{line}\n" for line in lines))
         for language in ("en", "fr"):
             text = "".join(f"{line.upper()} {language}\n" for line, _ in sentences(0, 40))
             (folder / f"only.{split}.en-fr.{language}").write_text(text)
@@ -48,9 +47,8 @@ def task(data: Path, run: Path, **settings: Any) -> MultilingualTranslationTask:
 def first(ours: MultilingualTranslationTask, pair: str) -> tuple[list[str], list[str]]:
     """The tokens of the first example of a pair."""
     example = ours.dataset("valid").parts[pair].example(0, epoch=1, seed=1)
-    words = (ours.source_dictionary, ours.target_dictionary)
-    sides = (example.source.tolist(), example.target.tolist())
-    return tuple([known[index] for index in ids] for known, ids in zip(words, sides, strict=True))  # type: ignore[return-value]
+    source = [ours.source_dictionary[index] for index in example.source.tolist()]
+    return source, [ours.target_dictionary[index] for index in example.target.tolist()]
 
 
 ENGLISH, GERMAN = (text.split() for text in sentences(300, 1)[0])
@@ -100,20 +98,17 @@ def test_files_of_a_pair_serve_both_directions(data: Path, tmp_path: Path) -> No
     assert len(stores) == 1, "both directions read the same encoded text"
 
 
-CONVENTIONS: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
-    "NllbTokenizer": (("eng_Latn", "deu_Latn"), {"additional_special_tokens": None}),
-    "M2M100Tokenizer": (("en", "de"), {}),
-    "MBart50Tokenizer": (("en_XX", "de_DE"), {}),
-    "MBartTokenizer": (("en_XX", "de_DE"), {}),
-}
+NLLB = {"additional_special_tokens": None}
+CODES = {"Nllb": ("eng_Latn", "deu_Latn"), "M2M100": ("en", "de"), "MBart50": ("en_XX", "de_DE")}
+CODES["MBart"] = CODES["MBart50"]
 
 
-@pytest.mark.parametrize("name", CONVENTIONS)
-def test_pretrained_tokenizers_keep_their_convention(name: str, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CODES)
+def test_pretrained_tokenizers_keep_their_convention(kind: str, data: Path, tmp_path: Path) -> None:
     """Sources and labels equal those of transformers; mBART's language is its first decoder input."""
     transformers = pytest.importorskip("transformers")
-    codes, config = CONVENTIONS[name]
-    folder = write_folder(tmp_path / "tokenizer", name, config)
+    codes, name = CODES[kind], f"{kind}Tokenizer"
+    folder = write_folder(tmp_path / "tokenizer", name, NLLB if kind == "Nllb" else {})
     languages = [f"{ending}={code}" for ending, code in zip(("en", "de"), codes, strict=True)]
     ours = task(data, tmp_path / "run", tokenizer="pretrained", pretrained_tokenizer=str(folder), languages=languages)
     for pair, (source, target) in (("en-de", codes), ("de-en", codes[::-1])):
@@ -126,17 +121,10 @@ def test_pretrained_tokenizers_keep_their_convention(name: str, data: Path, tmp_
             wanted = original(line, text_target=reference)
             length = int(batch.source.src_lengths[row])
             assert batch.source.src_tokens[row, :length].tolist() == wanted.input_ids
-            assert batch.target is not None
-            assert batch.prev_output_tokens is not None
             target_ids = batch.target[row][batch.target[row] != original.pad_token_id].tolist()
-            start = batch.prev_output_tokens[row, 0].item()
-            if name == "MBartTokenizer":
-                assert [*target_ids, start] == wanted.labels
-                assert start == original.convert_tokens_to_ids(target)
-            else:
-                assert target_ids == wanted.labels
-                assert start == original.eos_token_id
-            shifted = batch.prev_output_tokens[row, 1 : len(target_ids)].tolist()
+            start, *shifted = batch.prev_output_tokens[row, : len(target_ids)].tolist()
+            assert [*target_ids, *([start] if kind == "MBart" else [])] == wanted.labels
+            assert start == (original.convert_tokens_to_ids(target) if kind == "MBart" else original.eos_token_id)
             assert shifted == target_ids[:-1]
 
 
@@ -151,28 +139,25 @@ def test_marian(data: Path, tmp_path: Path) -> None:
 
 def test_further_languages(data: Path, tmp_path: Path) -> None:
     """New tokens follow those of the tokenizer, which keep their ids; the tokenizer of a run can be extended again."""
-    folder = write_folder(tmp_path / "tokenizer", "NllbTokenizer", {"additional_special_tokens": None})
+    folder = write_folder(tmp_path / "tokenizer", "NllbTokenizer", NLLB)
     old = load_pretrained_tokenizer(folder)
-    keys = {"tokenizer": "pretrained", "languages": ["en=eng_Latn", "de=gsw_Latn"]}
-    ours = task(data, tmp_path / "run", pretrained_tokenizer=str(folder), **keys)
+    keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
+    ours = task(data, tmp_path / "run", **keys, languages=["en=eng_Latn", "de=gsw_Latn"])
     assert ours.source_dictionary.symbols == [*old.dictionary.symbols, "gsw_Latn"]
     loaded = load_tokenizer(tmp_path / "run" / "tokenizer")
     assert loaded.languages == ours.source_tokenizer.languages
     assert loaded.fingerprint() == ours.source_tokenizer.fingerprint()
     assert loaded.encode_source("a dog", "gsw_Latn", "eng_Latn")[0] == len(old.dictionary)
     assert loaded.encode_source("a dog", "gsw_Latn")[1:] == old.encode_source("a dog", "eng_Latn")[1:]
-    again = task(
-        data, tmp_path / "again", tokenizer="pretrained", pretrained_tokenizer=f"{tmp_path}/run",
-        languages=["en=gsw_Latn", "de=bar_Latn"],
-    )  # fmt: skip
+    keys["pretrained_tokenizer"] = f"{tmp_path}/run"
+    again = task(data, tmp_path / "again", **keys, languages=["en=gsw_Latn", "de=bar_Latn"])
     assert again.source_dictionary.symbols[-2:] == ["gsw_Latn", "bar_Latn"]
 
 
 def training(data: Path, run: Path, *further: str) -> list[str]:
-    return [
-        *(f"run_dir={run}", "task=multilingual_translation", "task.pairs=[en-de,de-en]", f"task.train={data}/train"),
-        *(f"task.valid={data}/val", f"task.test={data}/test", "task.workers=1", "dataset.max_tokens=1000", *further),
-    ]
+    files = (f"run_dir={run}", f"task.train={data}/train", f"task.valid={data}/val", f"task.test={data}/test")
+    task = ("task=multilingual_translation", "task.pairs=[en-de,de-en]", "task.workers=1", "dataset.max_tokens=1000")
+    return [*files, *task, *further]
 
 
 @pytest.mark.slow
@@ -195,11 +180,8 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
     found = Translator(str(tmp_path / "run")).translate(lines, target_lang="field2", beam=2)
     # the language is the one that was asked for; single words depend on how a processor rounds in training
     assert [translation.text.split()[0] for translation in found] == ["der", "the", "der"]
-    unknown = Translator(str(tmp_path / "run")).translate(
-        ["the dog sees a yak"], target_lang="de", replace_unknown="source", unkpen=-9, max_len_b=6
-    )
-    hypothesis = unknown[0].hypotheses[0]
-    assert hypothesis.alignment is not None
+    replacing = {"target_lang": "de", "replace_unknown": "source", "unkpen": -9, "max_len_b": 6}
+    hypothesis = Translator(str(tmp_path / "run")).translate(["the dog sees a yak"], **replacing)[0].hypotheses[0]
     read = [f"__{'de' if side == 'source' else 'en'}__", *["the", "dog", "sees", "a", "yak", "yak"]]
     wanted = [read[max(1, int(position))] for position in hypothesis.alignment[:-1]]
     assert hypothesis.text.split() == wanted[side == "target" :], "each unknown word is the one it is aligned with"
@@ -208,7 +190,7 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_finetuning_a_multilingual_folder(data: Path, tmp_path: Path) -> None:
     """Old rows of the embedding are those of the folder; the row of the new language is said and is trained."""
-    folder = write_model(tmp_path / "nllb", "NllbTokenizer", {"additional_special_tokens": None})
+    folder = write_model(tmp_path / "nllb", "NllbTokenizer", NLLB)
     keys = ["task.languages=[en=eng_Latn,de=gsw_Latn]", f"checkpoint.finetune_from={folder}", "optimization.lr=[0]"]
     keys += ["optimization.max_update=1", "dataset.validate_decode=2", "generation.beam=1", "generation.max_len_b=5"]
     trained = command("train", *training(data, tmp_path / "run", *keys))

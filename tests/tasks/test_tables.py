@@ -26,8 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "named.tsv.gz", [("id", "de", "en"), *((str(i), de, en) for i, (en, de) in enumerate(PAIRS))])
     write(folder / "other.tsv", [("German", "English"), *((de, en) for en, de in PAIRS)])
     write(folder / "third.tsv", [(de, "x", en) for en, de in PAIRS])
-    lines = "".join(json.dumps({"de": de, "n": 1, "en": en}) + "\n" for en, de in PAIRS)
-    (folder / "pairs.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    write(folder / "pairs.jsonl.gz", [[json.dumps({"de": de, "n": 1, "en": en})] for en, de in PAIRS])
     return folder
 
 
@@ -66,26 +65,26 @@ def test_a_table_has_the_examples_of_two_files(name: str, data: Path, tmp_path: 
         assert given.source_tokenizer.fingerprint() == wanted.source_tokenizer.fingerprint()
         assert examples(given) == examples(wanted)
         assert list(zip(given.source_lines("test"), given.references("test") or (), strict=True)) == PAIRS
-        assert given.data_files(given.cfg, tmp_path, "train") == [
-            data / name if (data / name).exists() else data / "named.tsv.gz"
-        ]
+        file = data / (name if (data / name).exists() else "named.tsv.gz")
+        assert given.data_files(given.cfg, tmp_path, "train") == [file]
 
 
 def test_a_parquet_table(data: Path, tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     sources, targets = zip(*PAIRS, strict=True)
-    parquet.write_table(pyarrow.table({"de": targets, "en": sources, "n": [1] * 300}), tmp_path / "p.parquet")
+    nothing = pyarrow.array([], "string")
+    for name, table in {
+        "p": pyarrow.table({"de": targets, "en": sources, "n": [1] * 300}),
+        "null": pyarrow.table({"de": ["a", None], "en": ["b", "c"]}),
+        "empty": pyarrow.table({"de": nothing, "en": nothing}),
+        "twice": pyarrow.table([["a"], ["b"], ["c"]], names=["en", "de", "en"]),
+        "nested": pyarrow.table({"a": [{"b": "no"}], "a.b": ["text"]}),
+    }.items():
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
     given = task(tmp_path / "run", tmp_path / "p.parquet")
     assert examples(given) == examples(task(tmp_path / "files", data / "train"))
     assert list(given.references("test") or ()) == list(targets)
     (tmp_path / "damaged.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-20])
-    parquet.write_table(pyarrow.table({"de": ["a", None], "en": ["b", "c"]}), tmp_path / "null.parquet")
-    parquet.write_table(pyarrow.table({"de": pyarrow.array([], "string"), "en": pyarrow.array([], "string")}),
-                        tmp_path / "empty.parquet")  # fmt: skip
-    twice = pyarrow.table([["a"], ["b"], ["c"]], names=["en", "de", "en"])
-    parquet.write_table(twice, tmp_path / "twice.parquet")
-    nested = pyarrow.table({"a": [{"b": "no"}], "a.b": ["text"]})
-    parquet.write_table(nested, tmp_path / "nested.parquet")
     assert list(read_column(tmp_path / "nested.parquet", "a.b", "key")) == ["text"]
     for name, columns, words in (
         ("damaged", (), "damaged.parquet after row 0"),
@@ -105,8 +104,5 @@ def test_other_columns_are_encoded_again(data: Path, tmp_path: Path) -> None:
     copied = task(tmp_path / "run", data / "third.tsv", "1", "3")
     assert [pair[1] for pair in examples(copied)] == sources
     assert first.dataset("train").source.store.where(4) == "third.tsv, line 5"
-
-
-def test_a_missing_table_is_looked_for(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task.train=.*/plane.tsv: there is no such file.*did you mean 'plain.tsv'"):
-        task(tmp_path / "run", data / "plane.tsv")
+        task(tmp_path / "missing", data / "plane.tsv")

@@ -25,11 +25,6 @@ from tests.text_models import TEXTS, text_model
 SETTINGS = {"beam": 6, "max_len_b": 8}
 
 
-class Constant(Reranker):
-    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
-        return [1.0] * len(hypotheses)
-
-
 @pytest.mark.parametrize("batch_size", [1, 64])
 def test_ranks_all_hypotheses_of_the_search(batch_size: int) -> None:
     translator, reranker = Translator(text_model()), LengthRatio(0.5, 2.0)
@@ -46,12 +41,7 @@ def test_ranks_all_hypotheses_of_the_search(batch_size: int) -> None:
     assert changed
 
 
-@dataclass
-class RescoringConfig:
-    """No keys."""
-
-
-@register_reranker("test_rescoring", config=RescoringConfig)
+@register_reranker("test_rescoring")
 class Rescoring(Reranker):
     """Ranks by the log-probability under the ensemble that decodes."""
 
@@ -59,7 +49,7 @@ class Rescoring(Reranker):
         self.translator = translator
 
     @classmethod
-    def build(cls, cfg: RescoringConfig, resources: Resources) -> Self:
+    def build(cls, cfg: Any, resources: Resources) -> Self:
         return cls(Translator(list(resources.models), **resources.ensemble))
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
@@ -153,9 +143,12 @@ def test_the_channel_model_scores_what_the_first_member_reads() -> None:
 
 
 def test_lines_are_prepared_together_with_empty_ones() -> None:
-    class Preparing(Constant):
+    class Preparing(Reranker):
         def prepare(self, lines: Sequence[Translation]) -> None:
             prepared.append([(line.id, line.source, len(line.hypotheses)) for line in lines])
+
+        def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+            return [1.0] * len(hypotheses)
 
     prepared: list[Any] = []
     Translator(text_model()).translate(["w1", "", "w3"], rerank=Preparing(), buffer_size=2, **SETTINGS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
+from collections import defaultdict
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +37,8 @@ class Recorder(TextStreamer):
     """Notes every piece besides writing it."""
 
     def __init__(self) -> None:
-        super().__init__(io.StringIO())
+        self.text = io.StringIO()
+        super().__init__(self.text)
         self.pieces: list[tuple[int, str, bool]] = []
 
     def on_text(self, sentence: int, text: str, last: bool) -> None:
@@ -44,8 +47,7 @@ class Recorder(TextStreamer):
 
     @property
     def written(self) -> str:
-        assert isinstance(self.file, io.StringIO)
-        return self.file.getvalue()
+        return self.text.getvalue()
 
 
 @settings(max_examples=60, deadline=None)
@@ -124,23 +126,14 @@ def test_a_stream_is_what_is_translated(case: dict[str, Any]) -> None:
 
 
 def test_a_users_own_streamer_gets_tokens() -> None:
-    class Tokens:
-        def __init__(self) -> None:
-            self.tokens: dict[int, list[int]] = {}
-            self.ended: list[int] = []
-
-        def put(self, sentence: int, tokens: Sequence[int]) -> None:
-            self.tokens.setdefault(sentence, []).extend(tokens)
-
-        def end(self, sentence: int) -> None:
-            self.ended.append(sentence)
-
-    streamer = Tokens()
+    tokens: dict[int, list[int]] = defaultdict(list)
+    ended: list[int] = []
+    streamer: Any = SimpleNamespace(put=lambda sentence, new: tokens[sentence].extend(new), end=ended.append)
     # in a batch of so many, a sentence that is done stays until some others are
     texts = [f"w{number} w{3 * number % 19} w{number // 2}" for number in range(19)]
     found = Translator(text_model(), max_len_b=6).translate(texts, streamer=streamer)
-    assert streamer.tokens == {t.id: t.hypotheses[0].tokens.tolist() for t in found}
-    assert sorted(streamer.ended) == list(range(len(texts)))
+    assert tokens == {t.id: t.hypotheses[0].tokens.tolist() for t in found}
+    assert sorted(ended) == list(range(len(texts)))
 
 
 def test_words_that_wait_for_an_earlier_line_are_written_before_an_error() -> None:

@@ -6,13 +6,12 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
-from seqgen.decoding.resolution import resolve, settings_of_model
+from seqgen.decoding.resolution import resolve
 from seqgen.text import text_decoding
 from seqgen.text.members import ModelInMemory
 from seqgen.text.text_decoding import TextDecoding
@@ -33,50 +31,35 @@ from tests.hypotheses import assert_same
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, text_model
 
-ARCHITECTURES = ("transformer_tiny", "fconv_tiny", "t5_tiny")
 SHORT = {"max_len_b": 12}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["transformer_tiny", "fconv_tiny", "t5_tiny"])
+@torch.no_grad()
 def test_translations_are_those_of_the_generator(name: str) -> None:
+    """Attention is over the line alone, and hidden features give the scores."""
     one = text_model(name)
-    found = Translator(one).translate(TEXTS, beam=4, nbest=3, **SHORT)
+    translator = Translator(one, beam=4, nbest=3, **SHORT)
+    found = translator.translate(TEXTS, return_attention=True, return_hidden=True)
     batch = batch_of([one.task.encode_source(text).tolist() for text in TEXTS])
     wanted = make_generator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
-    assert [translation.source for translation in found] == TEXTS
-    assert_same([translation.hypotheses for translation in found], [hypotheses[:3] for hypotheses in wanted])
-    for translation, hypotheses in zip(found, wanted, strict=True):
-        assert translation.text == one.task.decode(hypotheses[0].tokens)
-        assert translation.score == translation.hypotheses[0].score
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_attention_is_over_the_line_alone(name: str) -> None:
-    translator = Translator(text_model(name), beam=3, **SHORT)
-    together = translator.translate(TEXTS, return_attention=True)
-    for text, translation in zip(TEXTS, together, strict=True):
+    for text, translation, hypotheses in zip(TEXTS, found, wanted, strict=True):
         best = translation.hypotheses[0]
-        assert best.attention is not None
+        assert (translation.source, translation.score) == (text, best.score)
+        assert translation.text == one.task.decode(hypotheses[0].tokens)
         assert best.attention.shape == (len(best.tokens), len(text.split()) + 1)
         torch.testing.assert_close(best.attention.sum(1), torch.ones(len(best.tokens), dtype=torch.float64))
-        assert best.alignment is not None
         assert best.alignment.tolist() == best.attention[:, : len(text.split())].argmax(1).tolist()
         (alone,) = translator.translate([text], return_attention=True)
         torch.testing.assert_close(alone.hypotheses[0].attention, best.attention, atol=1e-10, rtol=0)
-    assert translator.translate(TEXTS)[0].hypotheses[0].attention is None
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_hidden_features_give_the_scores(name: str) -> None:
-    one = text_model(name)
-    for translation in Translator(one).translate(TEXTS, beam=3, nbest=2, return_hidden=True, **SHORT):
-        for hypothesis in translation.hypotheses:
-            assert hypothesis.hidden is not None
-            (hidden,) = hypothesis.hidden
-            with torch.no_grad():
-                lprobs = one.model.decoder.output_layer(hidden).log_softmax(-1)
-            own = lprobs.gather(1, hypothesis.tokens.unsqueeze(1)).squeeze(1)
-            torch.testing.assert_close(own, hypothesis.positional_scores, atol=1e-10, rtol=0)
+        for item in translation.hypotheses:
+            (hidden,) = item.hidden or ()
+            lprobs = one.model.decoder.output_layer(hidden).log_softmax(-1)
+            own = lprobs.gather(1, item.tokens.unsqueeze(1)).squeeze(1)
+            torch.testing.assert_close(own, item.positional_scores, atol=1e-10, rtol=0)
+    plain = translator.translate(TEXTS)
+    assert_same([translation.hypotheses for translation in plain], [hypotheses[:3] for hypotheses in wanted])
+    assert plain[0].hypotheses[0].attention is None
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
@@ -86,7 +69,6 @@ def test_members_say_what_they_would_have_given(average: str) -> None:
     found, compared = Translator(members).translate(TEXTS, return_scores=True, **cfg), 0
     for translation in found:
         for hypothesis in translation.hypotheses:
-            assert hypothesis.member_scores is not None
             first, second = hypothesis.member_scores
             assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-10)
             if average == "probability":
@@ -100,7 +82,12 @@ def test_members_say_what_they_would_have_given(average: str) -> None:
     assert compared > len(TEXTS), "most hypotheses have the tokens of their texts"
 
 
-def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> None:
+@pytest.mark.parametrize("rescored_tokens", [40, 1024])
+def test_the_models_own_score_stands_beside_a_search_that_changes_scores(
+    rescored_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a long batch is rescored in parts."""
+    monkeypatch.setattr(text_decoding, "RESCORED_TOKENS", rescored_tokens)
     translator = Translator(text_model(), beam=3, length_penalty=0.7, **SHORT)
     for translation in translator.translate(TEXTS, temperature=0.6, return_scores=True):
         best = translation.hypotheses[0]
@@ -108,14 +95,6 @@ def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> No
         total = float(known.positional_scores.sum())
         assert best.model_score == pytest.approx(total / len(best.tokens) ** 0.7, abs=1e-10)
         assert abs(best.model_score - best.score) > 1e-3
-
-
-def test_a_long_batch_is_rescored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
-    monkeypatch.setattr("seqgen.text.text_decoding.RESCORED_TOKENS", 20)
-    parts = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
-    for one, two in zip(whole, parts, strict=True):
-        assert [h.model_score for h in one.hypotheses] == pytest.approx([h.model_score for h in two.hypotheses])
 
 
 def test_lines_of_any_kind_are_answered_in_order() -> None:
@@ -167,8 +146,7 @@ def test_dtypes() -> None:
 
 
 def with_settings(**generation: Any) -> ModelInMemory:
-    one = text_model()
-    return ModelInMemory(one.task, one.model, generation)
+    return replace(text_model(), generation=generation)
 
 
 def test_the_models_own_settings_are_under_the_users() -> None:
@@ -181,6 +159,14 @@ def test_the_models_own_settings_are_under_the_users() -> None:
     own = "the model decodes with settings of its own, which your keys override"
     assert notes == [f"{own}: generation.beam=3, length_penalty=0.5, semantics=huggingface"]
     assert Translator(text_model(), beam=3).prepare().notes == []
+    for own_key, key in (
+        ({"semantics": "huggingface"}, {"early_stopping": "never"}),
+        ({"semantics": "huggingface"}, {"forced_last": "w1"}),
+        ({"sampling": True}, {"top_k": 5}),
+        ({"beam": 12}, {"nbest": 8}),
+    ):  # keys that need the model's
+        both = {**own_key, **key}
+        assert vars(Translator(with_settings(**own_key), **key).settings()).items() >= both.items()
 
 
 def resolved(of_model: dict[str, Any], given: dict[str, Any]) -> tuple[GenerationConfig, list[str]]:
@@ -195,26 +181,11 @@ def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> N
     assert "sampling" not in notes[0]
     cfg, _ = resolved(own, {"semantics": "fairseq"})
     assert (cfg.sampling, cfg.top_k, cfg.early_stopping) == (True, 50, "false")
-
-
-@pytest.mark.parametrize("own", [{"sampling": True, "top_k": 50}, {"search": "marian"}, {"search": "greedy"}])
-def test_a_models_strategy_yields_to_the_users_constraints(own: dict[str, Any]) -> None:
-    cfg, _ = resolved(own, {"constraints": "ordered", "beam": 4})
-    assert (cfg.search, cfg.sampling, cfg.top_k) == ("", False, 0)
-    assert resolved(own, {"constraints": "ordered", "beam": 4, "search": "sampling"})[0].search == "sampling"
-
-
-@pytest.mark.parametrize(
-    ("own", "given"),
-    [
-        ({"semantics": "huggingface"}, {"early_stopping": "never"}),
-        ({"semantics": "huggingface"}, {"forced_last": "w1"}),
-        ({"sampling": True}, {"top_k": 5}),
-        ({"beam": 12}, {"nbest": 8}),
-    ],
-)
-def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], given: dict[str, Any]) -> None:
-    assert vars(Translator(with_settings(**own), **given).settings()).items() >= {**own, **given}.items()
+    for strategy in ({"sampling": True, "top_k": 50}, {"search": "marian"}, {"search": "greedy"}):
+        cfg, _ = resolved(strategy, {"constraints": "ordered", "beam": 4})
+        assert (cfg.search, cfg.sampling, cfg.top_k) == ("", False, 0)
+        cfg, _ = resolved(strategy, {"constraints": "ordered", "beam": 4, "search": "sampling"})
+        assert cfg.search == "sampling", "the user asks for both"
 
 
 def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
@@ -230,18 +201,11 @@ def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
     translator = Translator([with_settings(beam=3), with_settings(beam=2, length_penalty=2.0)])
     assert (translator.settings().beam, translator.settings().length_penalty) == (3, 1.0)
-    assert (
-        "the settings of model 2 differ from those of model 1 (beam, length_penalty)" in translator.prepare().notes[1]
-    )
-    assert len(translator.prepare(beam=3, length_penalty=1.0).notes) == 0
+    assert "model 2 differ from those of model 1 (beam, length_penalty)" in translator.prepare().notes[1]
+    assert translator.prepare(beam=3, length_penalty=1.0).notes == []
     mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
     assert mixed.settings().semantics == "fairseq"
     assert "(semantics); those of model 1 are used" in mixed.prepare().notes[0]
-
-
-def test_what_a_run_takes_from_its_configuration() -> None:
-    cfg = GenerationConfig(beam=2, max_tokens=7, draft="x", length_penalty=0.6)
-    assert settings_of_model(cfg) == {"beam": 2, "length_penalty": 0.6}
 
 
 def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
@@ -295,11 +259,9 @@ def test_scores_take_whole_names_of_keys() -> None:
 
 def test_settings_of_a_model_that_change_apply_to_the_next_call() -> None:
     generation = {"max_len": 6}
-    model = text_model()
-    translator = Translator(ModelInMemory(model.task, model.model, generation))
-    before = translator.translate(TEXTS)
+    translator = Translator(replace(text_model(), generation=generation))
+    assert max(one.num_tokens for one in translator.translate(TEXTS)) > 3
     generation["max_len"] = 3
-    assert max(one.num_tokens for one in before) > 3
     assert max(one.num_tokens for one in translator.translate(TEXTS)) == 3
     assert translator.settings().max_len == 3
 
@@ -359,18 +321,6 @@ def test_a_translator_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(translator))
     assert [one.hypotheses[0].score for one in again.translate(TEXTS)] == wanted
     assert again.models[0].state_dict().keys() == translator.models[0].state_dict().keys()
-
-
-def test_importing_is_quick_and_the_front_door_is_open() -> None:
-    code = (
-        "import sys, seqgen\nprint('torch' in sys.modules, seqgen.Translator.__name__, seqgen.load_model.__name__)\n"
-        "print('seqgen.models' in sys.modules, 'seqgen.models.fconv' in sys.modules)"
-    )
-    folder = Path(__file__).parent.parent.parent
-    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    assert result.stdout == "False Translator load_model\nTrue False\n"
-    assert not hasattr(seqgen, "nothing")
-    assert all(hasattr(seqgen, name) for name in seqgen.__all__)
 
 
 def test_many_calls_leave_nothing_in_memory() -> None:

@@ -37,6 +37,11 @@ def test_a_field_of_its_own_is_what_a_member_reads() -> None:
         found = together.translate(both(), **{"combination.weights": weights})
         assert outputs(found) == outputs(alone)
         assert not any("tab" in note for translation in found for note in translation.notes)
+        targets = ["w2 w3", "w1", "w4 w4 w5"]
+        scores = [[known.score for known in scored] for scored in (
+            together.score(both(), targets, **{"combination.weights": weights}), Translator(model).score(texts, targets)
+        )]  # fmt: skip
+        assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     assert outputs(together.translate(both())) != outputs(alone)
 
 
@@ -63,10 +68,8 @@ def test_an_empty_source_makes_a_model_without_one() -> None:
     alone = Translator(one, **options).translate(LINES)
     assert outputs(translator.translate(LINES, **{"combination.weights": [0.0]})) == outputs(alone)
     assert outputs(translator.translate(LINES, **{"combination.weights": [0.7]})) != outputs(alone)
-    unread = Translator(
-        [one, other], member_sources=["input", "empty"], **options, **{"combination.weights": [0.0, 1.0]}
-    )
-    first, *rest = outputs(unread.translate(LINES))
+    unread = {"combination": "probability", "combination.weights": [0.0, 1.0]}
+    first, *rest = outputs(translator.translate(LINES, **unread))
     assert rest == [first] * 2
 
 
@@ -92,16 +95,6 @@ def test_a_spec_with_a_source_of_its_own() -> None:
         expected = decode(model, line, ["w3"], weight=-0.6)
         assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in expected]
     assert outputs(translator.translate(LINES, combination="probability")) != outputs(translator.translate(LINES))
-
-
-def test_known_targets_are_scored_with_the_sources_of_the_members() -> None:
-    one, other = text_model(seed=1), text_model(seed=2)
-    targets = ["w2 w3", "w1", "w4 w4 w5"]
-    together = Translator([one, other], member_sources=["field1", "field2"])
-    for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
-        alone = [found.score for found in Translator(model).score(texts, targets)]
-        found = [found.score for found in together.score(both(), targets, **{"combination.weights": weights})]
-        assert found == pytest.approx(alone, abs=1e-6)
 
 
 def test_objects_in_the_constructor_are_used_until_a_call_replaces_them() -> None:

@@ -14,7 +14,6 @@ from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.stopping import TimeLimit
 from seqgen.text.translator import Translator
-from tests.covering import covering
 from tests.generators import make_generator
 from tests.text_models import TEXTS, WORDS, text_model
 
@@ -32,17 +31,20 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "semantics"), covering(list(STRATEGIES), ["fairseq", "huggingface"]))
-def test_outputs_that_the_time_cuts_off(name: str, semantics: str) -> None:
-    settings = {"semantics": semantics, "max_len_b": 6, "suppress": ["</s>"], **STRATEGIES[name]}
-    translator = Translator(text_model(), **settings, min_len=0)
-    for translation in translator.translate(TEXTS, max_time=1e-9):
-        assert len(translation.hypotheses[0].tokens) == 1
-        assert translation.hypotheses[0].timed_out
-        assert translation.hypotheses[0].forced_end
-        assert translation.notes == ["the output was cut off after generation.max_time=1e-09"]
-    for translation in translator.translate(TEXTS[:1], max_time=1000.0, max_len_b=2):
-        assert not any("max_time" in note for note in translation.notes)
+@SEMANTICS
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_every_strategy_says_what_cuts_off(name: str, semantics: str) -> None:
+    """The time, and the longest length."""
+    long: dict[str, Any] = {"min_len": 5} if semantics == "fairseq" else {"suppress": ["</s>"]}
+    translator = Translator(text_model(), **STRATEGIES[name], semantics=semantics, max_len_b=5, **long)
+    for line in translator.translate(TEXTS):
+        size = len(line.hypotheses[0].tokens)
+        assert line.notes == [f"the output has the maximum length of {size} tokens and may be cut off"]
+        assert size == 6 - (name == "marian" and semantics == "fairseq")
+    for line in translator.translate(TEXTS, max_time=1e-9, min_len=0, suppress=["</s>"]):
+        best = line.hypotheses[0]
+        assert (len(best.tokens), best.timed_out, best.forced_end) == (1, True, True)
+        assert line.notes == ["the output was cut off after generation.max_time=1e-09"]
 
 
 @SEMANTICS
@@ -92,17 +94,6 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     assert [translation.notes for translation in same] == [[]] * len(TEXTS), "that length was asked for"
     short = translator.translate(TEXTS[:1], min_len=1, match_source_len=True, max_len_b=200, max_len=2)
     assert "maximum length of 2 tokens" in short[0].notes[0]
-
-
-@SEMANTICS
-@pytest.mark.parametrize("name", list(STRATEGIES))
-def test_every_strategy_says_that_the_longest_length_cuts_off(name: str, semantics: str) -> None:
-    long: dict[str, Any] = {"min_len": 5} if semantics == "fairseq" else {"suppress": ["</s>"]}
-    translator = Translator(text_model(), **STRATEGIES[name], semantics=semantics, max_len_b=5, **long)
-    for line in translator.translate(TEXTS):
-        size = len(line.hypotheses[0].tokens)
-        assert line.notes == [f"the output has the maximum length of {size} tokens and may be cut off"]
-        assert size == 6 - (name == "marian" and semantics == "fairseq")
 
 
 @pytest.mark.parametrize("split", ["", "sentences"])
@@ -170,27 +161,22 @@ def test_the_beginning_of_an_allowed_output(tmp_path: Path, how: dict[str, Any])
     assert "only the beginning of a line of generation.allowed_outputs" in cut.notes[0]
 
 
-def test_a_tab_without_constraints() -> None:
+def test_what_constraints_could_not_do() -> None:
+    """There are none, so that a tab is text; the line is empty; or the time was too short."""
     (found,) = Translator(text_model(), beam=1, max_len_b=60).translate(["w1\tw2"])
     assert "the text after a tab is part of the source" in found.notes[0]
-    (found,) = Translator(text_model(), max_len_b=60).translate(["w1\tw2"], constraints="ordered")
-    assert not any("tab" in note for note in found.notes)
-
-
-def test_what_an_empty_line_should_have_had() -> None:
     translator = Translator(text_model(), max_len_b=20, constraints="ordered")
-    notes = [line.notes for line in translator.translate(["", "\tw1", "", " \tw2"], prefixes=["", "", "w1", "w2"])]
+    lines, prefixes = ["", "\tw1", "", " \tw2", "w1\tw2"], ["", "", "w1", "w2", ""]
+    notes = [line.notes for line in translator.translate(lines, prefixes=prefixes)]
     empty = "the line is empty, and so is its output"
-    assert notes == [
+    assert notes[:4] == [
         [empty],
         [f"{empty}; its phrases had no effect"],
         [f"{empty}; its prefix had no effect"],
         [f"{empty}; its prefix and phrases had no effect"],
     ]
-
-
-def test_constraints_that_the_time_left_unmet() -> None:
-    (found,) = Translator(text_model(), beam=3, constraints="ordered").translate(["w1\tw2 w3 w4"], max_time=1e-9)
+    assert not any("tab" in note for note in notes[4])
+    (found,) = translator.translate(["w1\tw2 w3 w4"], max_time=1e-9, beam=3)
     assert found.text == ""
     assert "and generation.max_time has all phrases" in found.notes[0]
 
@@ -227,7 +213,6 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
         ({"bit_exact": True}, ""),
         ({"sampling": True}, ""),
         ({"no_repeat_ngram_size": 2}, "NoRepeatNgram does not support it"),
-        ({"max_time": 100.0}, "TimeLimit does not support it"),
         ({"replace_unknown": "source"}, "a component or the output needs attention"),
         ({"search": "contrastive", "beam": 1}, "ContrastiveSearch has a decoding loop of its own"),
         ({"prefixes": ["w3"] * 5}, "their prefix tokens cannot be merged"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from seqgen.core.incremental_state import StateDict
 from seqgen.core.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
@@ -26,19 +27,11 @@ EOS, UNK = 2, 3
 class Backwards(ScriptedDecoder):
     """Token ``t`` attends to the source's word ``t`` from the end, and half as much to end-of-sentence and padding."""
 
-    def forward(
-        self,
-        prev_output_tokens: torch.Tensor,
-        encoder_out: EncoderOut,
-        incremental_state: StateDict | None = None,
-        need_attention: bool = False,
-    ) -> DecoderOut:
-        out = super().forward(prev_output_tokens, encoder_out, incremental_state, need_attention)
-        if not need_attention:
+    def forward(self, previous: torch.Tensor, encoder_out: EncoderOut, *args: Any, **keys: Any) -> DecoderOut:
+        out = super().forward(previous, encoder_out, *args, **keys)
+        if out.attention is None:
             return out
-        assert out.attention is not None
-        assert encoder_out.encoder_padding_mask is not None
-        steps = torch.arange(prev_output_tokens.size(1))[-out.attention.size(1) :]
+        steps = torch.arange(previous.size(1))[-out.attention.size(1) :]
         words = (~encoder_out.encoder_padding_mask).sum(1) - 1
         attention = torch.full_like(out.attention, 0.1)
         for row, count in enumerate(words.tolist()):
@@ -85,27 +78,21 @@ def test_unknown_words_are_replaced_by_those_attended_to(tmp_path: Path) -> None
 
 
 def test_alignment_leaves_out_the_end_and_padding() -> None:
-    found = translator(set()).translate(["w1 w5 w8", "w5"], return_attention=True)
-    assert found[0].hypotheses[0].alignment is not None
-    assert found[0].hypotheses[0].alignment.tolist() == [2, 1, 0, 0]
-    assert found[0].hypotheses[0].attention is not None
-    assert found[0].hypotheses[0].attention[:, -1].tolist() == [2.0] * 4, "the weight itself is still there"
-    assert found[1].hypotheses[0].alignment is not None
-    assert found[1].hypotheses[0].alignment.tolist() == [0, 0]
-    assert found[1].hypotheses[0].attention is not None
-    assert found[1].hypotheses[0].attention.shape == (2, 2)
+    first, second = translator(set()).translate(["w1 w5 w8", "w5"], return_attention=True)
+    for found, alignment in ((first, [2, 1, 0, 0]), (second, [0, 0])):
+        best = found.hypotheses[0]
+        assert best.alignment.tolist() == alignment
+        assert best.attention[:, -1].tolist() == [2.0] * len(alignment), "the weight itself is still there"
+        assert best.attention.shape == (len(alignment), len(alignment))
 
 
 def test_attention_beside_padding() -> None:
     attention = torch.tensor([[9.0, 9.0, 0.2, 0.1, 0.4]])
-    left = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone())
-    left = attend_to_source(left, width=5, length=3, left_pad=True)
-    assert left.attention is not None
+    plain = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention)
+    left = attend_to_source(replace(plain), width=5, length=3, left_pad=True)
     assert left.attention.tolist() == attention[:, 2:].tolist()
-    assert left.alignment is not None
     assert left.alignment.tolist() == [0]
-    other = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone(), torch.tensor([1]))
-    other = attend_to_source(other, width=4, length=3, left_pad=False)
+    other = attend_to_source(replace(plain, alignment=torch.tensor([1])), width=4, length=3, left_pad=False)
     assert (other.attention, other.alignment) == (None, None), "it is over another member's source"
 
 
@@ -135,9 +122,8 @@ def test_translations_keep_the_punctuation(tmp_path: Path) -> None:
     (tmp_path / "words.tsv").write_text("egg\tEi\nU.S.\tUSA\n")
     tokenizer = WhitespaceTokenizer(dictionary(3))
     words = UnknownWords(Task(None, tokenizer, tokenizer), str(tmp_path / "words.tsv"))
-    assert [words.translate(word) for word in ("egg", "(egg),", "U.S.", "eggs", "...")] == [
-        "Ei", "(Ei),", "USA", "eggs", "..."
-    ]  # fmt: skip
+    given = ["egg", "(egg),", "U.S.", "eggs", "..."]
+    assert list(map(words.translate, given)) == ["Ei", "(Ei),", "USA", "eggs", "..."]
 
 
 def test_a_model_without_attention_says_so() -> None:

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,29 +18,20 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints import serialization
-from seqgen.checkpoints.run_checkpoints import (
-    Checkpoints,
-    read_training_state,
-    read_weights,
-    resolve,
-)
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights, resolve
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
-from seqgen.core.errors import CheckpointError, UserError
-from seqgen.system.files import write_atomically
+from seqgen.core.errors import CheckpointError
 from seqgen.training.averaging import average, last_checkpoints
-from seqgen.training.distributed import ProcessGroup
 from seqgen.training.training_loop import TrainingRun
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------
 
 
-def values() -> st.SearchStrategy[Any]:
-    leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-    return st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3))
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 
-@given(values())
+@given(st.recursive(LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3)))
 def test_plain_values_come_back_exactly(value: Any) -> None:
     packed, tensors = pack({"x": value})
     assert unpack(packed, tensors) == {"x": value}
@@ -283,31 +274,20 @@ def test_the_last_checkpoints_are_those_of_the_last_updates(tmp_path: Path) -> N
     """Of epochs and updates that alternate; ``update_8`` and ``epoch_3`` are the same update, which counts once."""
     saved = {"epoch_1": 3, "update_2": 2, "update_4": 4, "epoch_2": 6, "update_8": 8, "epoch_3": 8, "update_10": 10}
     for name, update in saved.items():
-        Checkpoints(tmp_path).save([name], {"w": torch.ones(1)}, {"update": update})
+        save(tmp_path, [name], update)
     updates = sorted({*saved.values()})
     for count in range(1, len(updates) + 1):
         assert [saved[path.name] for path in last_checkpoints(tmp_path, count)] == updates[-count:]
-
-
-class TwoRanks(ProcessGroup):
-    """One of two ranks; what the other one gathers is given."""
-
-    other: Iterator[Any]
-
-    def gather(self, value: Any, patience: Any = None) -> list[Any]:
-        both = [value, next(self.other)]
-        return both[::-1] if self.rank else both
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_no_rank_resumes_from_a_checkpoint_that_one_cannot_read(rank: int, failing: int, tmp_path: Path) -> None:
     for update in (1, 2):
-        Checkpoints(tmp_path).save([f"update_{update}"], {"w": torch.ones(1)}, {"update": update})
+        save(tmp_path, [f"update_{update}"], update)
     paths = [tmp_path / "checkpoints" / f"update_{update}" for update in (2, 1)]
-    group = TwoRanks(rank, 2)
-    problems = ["cannot be read here", ""] if rank != failing else ["", ""]
-    group.other = iter([[] if rank == 0 else paths, *problems])
+    others = iter([[] if rank == 0 else paths, "cannot be read here" * (rank != failing), ""])  # what the other says
+    group = SimpleNamespace(is_main=rank == 0, gather=lambda value, *_: [value, next(others)][:: 1 - 2 * rank])
     loaded: list[Any] = []
     run: Any = SimpleNamespace(group=group, notes=[], trainer=SimpleNamespace(update=1), _regrouped=lambda state: "")
     run.checkpoints = Checkpoints(tmp_path) if rank == 0 else None
@@ -319,20 +299,3 @@ def test_no_rank_resumes_from_a_checkpoint_that_one_cannot_read(rank: int, faili
     assert path == paths[1]
     assert state["update"] == 1
     assert len([note for note in run.notes if note.endswith("an older checkpoint is used in its place")]) == 1
-
-
-# -- single files -------------------------------------------------------------------------------------------------
-
-
-def test_write_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "config.yaml"
-    write_atomically(path, b"old")
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="free some space"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]

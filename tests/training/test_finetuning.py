@@ -41,11 +41,8 @@ def translation(data: Path) -> list[str]:
     return [*keys, f"task.train={data}/train", f"task.valid={data}/val"]
 
 
-SEQUENCE_TO_SEQUENCE = ["bart", "marian", "t5", "umt5"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SEQUENCE_TO_SEQUENCE)
+@pytest.mark.parametrize("name", ["bart", "marian", "t5", "umt5"])
 def test_a_folder_gives_the_model_and_the_tokenizer(name: str, data: Path, tmp_path: Path) -> None:
     """The logits before the first update are those of transformers."""
     family = huggingface_bart if name in huggingface_bart.VARIANTS else huggingface_t5
@@ -64,9 +61,8 @@ def test_a_folder_gives_the_model_and_the_tokenizer(name: str, data: Path, tmp_p
         wanted = original(input_ids=sources, attention_mask=mask, decoder_input_ids=prefixes).logits
         got = run.model(sources, mask.sum(1), prefixes).logits
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
-    resumed = command(
-        "train", *training(data, tmp_path / "run", folder, *translation(data), "optimization.max_update=2")
-    )
+    further = [*translation(data), "optimization.max_update=2"]
+    resumed = command("train", *training(data, tmp_path / "run", folder, *further))
     assert resumed.code == 0, resumed.err
     assert "resuming from" in resumed.err
 
@@ -74,18 +70,12 @@ def test_a_folder_gives_the_model_and_the_tokenizer(name: str, data: Path, tmp_p
 SCHEDULE = [f"optimization.lr={FINETUNING_LR}", f"lr_scheduler.warmup_updates={FINETUNING_WARMUP}"]
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ([], SCHEDULE),
-        (["optimization.lr=[1]"], [SCHEDULE[1]]),
-        (["lr_scheduler.warmup_updates=0"], SCHEDULE[:1]),
-        (["lr_scheduler=fixed"], SCHEDULE[:1]),
-    ],
-)
-def test_the_schedule_of_finetuning(given: list[str], wanted: list[str]) -> None:
-    user = ["checkpoint.finetune_from=nowhere", "model=t5", *given]
-    assert sorted(with_checkpoint(user)) == sorted([*wanted, *user])
+def test_the_schedule_of_finetuning() -> None:
+    lr, warmup = SCHEDULE
+    for given, added in (("", SCHEDULE), ("optimization.lr=[1]", [warmup]), ("lr_scheduler.warmup_updates=0", [lr]),
+                         ("lr_scheduler=fixed", [lr])):  # fmt: skip
+        user = ["checkpoint.finetune_from=nowhere", "model=t5", *filter(None, [given])]
+        assert sorted(with_checkpoint(user)) == sorted([*added, *user])
 
 
 def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
@@ -154,10 +144,8 @@ def test_further_tokens_get_new_rows(tied: str, start: Start) -> None:
     words = Words("__de__", "__fr__")
     old, model = built(Words(), **sizes), built(words, **sizes)
     fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
-    assert start(old, model, words)[1:] == [
-        f"new tokens of the {side}, whose embeddings are initialized at random: __de__, __fr__"
-        for side in ("source", "target")
-    ]
+    said = "new tokens of the {}, whose embeddings are initialized at random: __de__, __fr__"
+    assert start(old, model, words)[1:] == [said.format("source"), said.format("target")]
     rows, grown, saved = len(dictionary()), 0, old.state_dict()
     for name, weight in model.state_dict().items():
         if weight.shape == saved[name].shape:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
-from seqgen.cli.run_folder import write_config
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.metrics import text_scores
@@ -22,13 +20,9 @@ from seqgen.training.run_log import RunLog
 from seqgen.training.trainer import Trainer, UpdateResult
 from seqgen.training.triggers import Triggers
 from seqgen.training.validation import ValidationResult
-from tests.training_runs import Lab, assert_identical, everything, lab, records
+from tests.training_runs import Lab, assert_identical, everything, lab, names, records
 
 __all__ = ["lab"]
-
-
-def names(run: Path) -> set[str]:
-    return {path.name for path in (run / "checkpoints").iterdir()}
 
 
 # -- one update -----------------------------------------------------------------------------------------------------
@@ -58,10 +52,7 @@ def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
 def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
     run = lab.run("mixture")
     validator, model = run.validator, run.trainer.model.eval()
-    parts = {
-        "a": validator.iterators[""],
-        "b": replace(run.iterator, max_tokens=100, shuffle=False),
-    }
+    parts = {"a": validator.iterators[""], "b": replace(run.iterator, max_tokens=100, shuffle=False)}
     sums = [validator._sums(model, iterator, None) for iterator in parts.values()]
     validator.iterators = parts
     scores = validator._loss(model)
@@ -137,14 +128,8 @@ def test_schedules_and_the_best_checkpoint_know_the_direction_of_a_metric(
 
 
 def test_what_is_saved_when(lab: Lab) -> None:
-    run = lab.train(
-        "saves",
-        "optimization.max_update=14",
-        "checkpoint.save_interval_updates=4",
-        "checkpoint.keep_interval_updates=2",
-        "checkpoint.keep_last_epochs=1",
-        "dataset.validate_interval=0",
-    )
+    keys = "checkpoint.save_interval_updates=4 checkpoint.keep_interval_updates=2 checkpoint.keep_last_epochs=1"
+    run = lab.train("saves", keys, "optimization.max_update=14 dataset.validate_interval=0")
     epochs = {path for path in names(run) if path.startswith("epoch")}
     assert names(run) == {"last", "update_8", "update_12"} | epochs
     assert len(epochs) == 1
@@ -211,14 +196,9 @@ def test_divergence_is_said(lab: Lab, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.count("training diverges: at update") == 1
 
 
-FINETUNING = ("optimization.max_update=4", "dataset.validate_interval_updates=2", "optimization.clip_norm=0")
-
-
 @pytest.fixture(scope="module")
 def start(lab: Lab) -> str:
-    folder = lab.train("start", "optimization.max_update=3")
-    write_config(folder, lab.config("optimization.max_update=3"))
-    return f"checkpoint.finetune_from={folder}"
+    return f"checkpoint.finetune_from={lab.train('start', 'optimization.max_update=3')}"
 
 
 def test_finetune_begins_anew_from_weights(lab: Lab, start: str) -> None:
@@ -237,10 +217,10 @@ def test_the_weights_to_finetune_are_validated(
     lr: str, ranks: list[str], lab: Lab, start: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are the best checkpoint until an update improves the score."""
-    run = lab.train(f"tuned-{lr}", start, *FINETUNING, f"optimization.lr=[{lr}]", "common.log_format=lines")
-    assert re.findall(
-        r"valid at update ([024]) .*\| (best so far|worse than the start)$", capsys.readouterr().err, re.M
-    ) == [(str(update), rank) for update, rank in zip((0, 2, 4), ranks, strict=True)]
+    keys = "optimization.max_update=4 dataset.validate_interval_updates=2 optimization.clip_norm=0"
+    run = lab.train(f"tuned-{lr}", start, keys, f"optimization.lr=[{lr}] common.log_format=lines")
+    said = re.findall(r"valid at update (\d+) .*\| (best so far|worse than the start)$", capsys.readouterr().err, re.M)
+    assert said == [*zip("024", ranks, strict=True)]
     assert everything(run, "best")["state"]["update"] == (4 if ranks[-1] == "best so far" else 0)
     assert [record["update"] for record in records(run, "valid")] == [0, 2, 4]
 
@@ -263,8 +243,6 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
 
 def test_the_first_validation_is_of_the_whole_split(lab: Lab) -> None:
     """Although some batches were read before, to see whether there is the score that ranks checkpoints."""
-    plain, ranked = (
-        lab.run(f"by_{metric}", f"checkpoint.best_checkpoint_metric={metric}") for metric in ("loss", "ppl")
-    )
+    plain, ranked = (lab.run(name, f"checkpoint.best_checkpoint_metric={name}") for name in ("loss", "ppl"))
     for _ in range(2):
         assert ranked.validator.validate().scores == plain.validator.validate().scores

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
@@ -20,9 +23,8 @@ from seqgen.training.validation import pick
 RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
 
 
-def run_log(run: Path, total: int | None = None, update: int = -1, *keys: str) -> RunLog:
-    cfg = compose(TrainConfig, ["common.tensorboard=false", *keys])
-    return RunLog(run, update, cfg, {}, total, is_main=True)
+def run_log(run: Path, total: int | None = None, update: int = -1) -> RunLog:
+    return RunLog(run, update, compose(TrainConfig, ["common.tensorboard=false"]), {}, total, is_main=True)
 
 
 def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -31,11 +33,8 @@ def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines.update(2, 1, RECORD, True, 3661.2, 240.0)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert (
-        printed.err
-        == "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left"
-        " | next save in 4 min\n"
-    )
+    wanted = "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left"
+    assert printed.err == f"{wanted} | next save in 4 min\n"
 
 
 def test_divergence() -> None:
@@ -52,9 +51,8 @@ def test_divergence() -> None:
 
 def test_scores_from_sums() -> None:
     sums = {"loss": 30.0, "sample_size": 10.0, "nll_loss": 20.0, "ntokens": 10.0, "correct": 4.0, "gates": 5.0}
-    assert mean_scores(sums) == pytest.approx(
-        {"loss": 3.0, "nll_loss": 2.0, "ppl": math.e**2, "accuracy": 40.0, "gates": 0.5}
-    )
+    means = {"loss": 3.0, "nll_loss": 2.0, "ppl": math.e**2, "accuracy": 40.0, "gates": 0.5}
+    assert mean_scores(sums) == pytest.approx(means)
     assert mean_scores({"loss": 1e6, "sample_size": 1.0})["ppl"] == math.inf
     by_sentence = mean_scores({"loss": 6.0, "nll_loss": 6.0, "sample_size": 2.0, "ntokens": 3.0})
     assert (by_sentence["loss"], by_sentence["nll_loss"], by_sentence["ppl"]) == (3.0, 2.0, math.exp(2.0))
@@ -84,11 +82,6 @@ def test_a_meter_goes_on_where_another_stopped() -> None:
     assert one.record()["skipped"] == 1
 
 
-def log(run: Path) -> list[tuple[str, int]]:
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [(row["event"], row["update"]) for row in rows]
-
-
 def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
     first = run_log(tmp_path, update=0)
     for update in (2, 4, 6):
@@ -97,18 +90,12 @@ def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
         file.write('{"event": "train", "upd')  # what a killed process leaves
     again = run_log(tmp_path, update=4)
     again.write("resume", 4, 1, {})
-    assert log(tmp_path) == [("train", 2), ("train", 4), ("resume", 4)]
-    row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
-    assert row["loss"] is None
-    assert row["note"] == "größer"
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(row["event"], row["update"]) for row in rows] == [("train", 2), ("train", 4), ("resume", 4)]
+    assert (rows[0]["loss"], rows[0]["note"]) == (None, "größer")
 
 
 def test_randomness_is_a_function_of_its_place() -> None:
-    import random
-
-    import numpy
-    import torch
-
     draws = []
     for parts in ((1, 2, 3), (1, 2, 3), (1, 3, 2), (2, 2, 3)):
         seed_everything(parts)

@@ -28,6 +28,8 @@ def test_every_schedule_warms_up_in_a_straight_line(name: str) -> None:
     assert [rates.lr_at(u, 1) for u in range(5)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
 
+T5 = {"lr": [0.01], "warmup_init_lr": 0.01, "warmup_updates": 10_000}
+TEN = {"max_update": 12, "warmup_updates": 2}
 PERIODS = {"lr_period_updates": 4, "t_mult": 2.0, "lr_shrink": 0.5}
 
 
@@ -36,26 +38,17 @@ PERIODS = {"lr_period_updates": 4, "t_mult": 2.0, "lr_shrink": 0.5}
     [
         ("inverse_sqrt", {"lr": [0.8], "warmup_updates": 4}, {4: 0.8, 16: 0.4, 64: 0.2}),
         ("inverse_sqrt", {"lr": [0.8], "warmup_updates": 0}, {0: 0.8, 1: 0.8, 4: 0.4}),
-        # that of T5
-        (
-            "inverse_sqrt",
-            {"lr": [0.01], "warmup_init_lr": 0.01, "warmup_updates": 10_000},
-            {0: 0.01, 9999: 0.01, 10_000: 0.01, 40_000: 0.005, 1_000_000: 0.001},
-        ),
+        ("inverse_sqrt", T5, {0: 0.01, 9999: 0.01, 10_000: 0.01, 40_000: 0.005, 1_000_000: 0.001}),
         (
             "polynomial",
-            {"max_update": 12, "warmup_updates": 2, "end_learning_rate": 0.1, "power": 2.0},
-            {2: 1.0, 7: 0.1 + 0.9 * 0.25, 12: 0.1, 50: 0.1},
+            {**TEN, "end_learning_rate": 0.1, "power": 2.0},
+            {2: 1.0, 7: 0.1 + 0.9 / 4, 12: 0.1, 50: 0.1},
         ),
-        ("cosine", {"max_update": 12, "warmup_updates": 2, "min_lr": 0.2}, {2: 1.0, 7: 0.6, 12: 0.2, 20: 0.2}),
+        ("cosine", {**TEN, "min_lr": 0.2}, {2: 1.0, 7: 0.6, 12: 0.2, 20: 0.2}),
         # restarts, of 4, 8 and 16 updates: the minimum shrinks with the maximum
         ("cosine", PERIODS, {0: 1.0, 2: 0.5, 4: 0.5, 8: 0.25, 12: 0.25, 20: 0.125}),
         ("cosine", {**PERIODS, "min_lr": 0.2}, {0: 1.0, 2: 0.6, 4: 0.5, 8: 0.3, 12: 0.25, 20: 0.15}),
-        (
-            "cosine",
-            {**PERIODS, "min_lr": 0.2, "warmup_updates": 3, "max_update": 99},
-            {3: 1.0, 5: 0.6, 7: 0.5, 11: 0.3},
-        ),
+        ("cosine", {**PERIODS, **TEN, "min_lr": 0.2}, {2: 1.0, 4: 0.6, 6: 0.5, 10: 0.3}),
     ],
 )
 def test_rates_by_hand(name: str, keys: dict[str, Any], rates: dict[int, float]) -> None:

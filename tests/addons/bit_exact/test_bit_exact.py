@@ -21,7 +21,7 @@ from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, Hypothesis
+from seqgen.core.structures import Batch
 from seqgen.decoding.options import build_setup
 from seqgen.modules.dtypes import to_dtype
 from seqgen.text.translator import Translator
@@ -52,30 +52,21 @@ def batch_for(models: Sequence[EncoderDecoderModel], sources: Sequence[tuple[int
     return batch if len(read) == 1 else replace(batch, member_sources=[own.source for own in read])
 
 
-def differing(one: list[Hypothesis], other: list[Hypothesis]) -> bool:
-    return len(one) != len(other) or not all(
-        torch.equal(a.tokens, b.tokens) and a.score == b.score and torch.equal(a.positional_scores, b.positional_scores)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
 def differences(generator: SequenceGenerator, batchings: int, count: int = 20, sources: Any = None) -> int:
     """Decode sentences alone, and in random batches; how many hypothesis lists differ in any bit."""
     sources = sources or random_sources(count)
     models, draw, found = generator.setup.ensemble.models, random.Random(1), 0
 
-    def decode(numbers: Sequence[int]) -> list[list[Hypothesis]]:
-        return generator.generate(batch_for(models, [sources[i] for i in numbers], numbers))
+    def decode(numbers: Sequence[int]) -> list[Any]:
+        decoded = generator.generate(batch_for(models, [sources[i] for i in numbers], numbers))
+        return [[(one.tokens.tolist(), one.score, one.positional_scores.tolist()) for one in own] for own in decoded]
 
     torch.set_num_threads(1)
     alone = [decode([number])[0] for number in range(len(sources))]
     for batching in range(batchings):
         torch.set_num_threads(1 + batching % 2)
-        order = list(range(len(sources)))
-        draw.shuffle(order)
-        size = draw.choice([1, 2, 3, 7, 16, len(sources)])
-        batch = order[:size]
-        found += sum(differing(alone[i], own) for i, own in zip(batch, decode(batch), strict=True))
+        batch = draw.sample(range(len(sources)), min(len(sources), draw.choice([1, 2, 3, 7, 16, len(sources)])))
+        found += sum(alone[i] != own for i, own in zip(batch, decode(batch), strict=True))
     return found
 
 
@@ -179,15 +170,10 @@ def test_attention_is_that_of_the_batch() -> None:
             assert torch.equal(one[0].alignment, other[0].alignment)
 
 
-PLAIN = {
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "elu": F.elu,
-    "softplus": F.softplus,
-    "logaddexp": lambda x: torch.logaddexp(x, 0.3 * x + 1),
-    "power": lambda x: x.abs() ** 0.7,
-    "base": lambda x: 1.7**x,
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    **{"sigmoid": torch.sigmoid, "silu": F.silu, "elu": F.elu, "softplus": F.softplus},
+    **{"gelu": lambda x: F.gelu(x, approximate="tanh"), "logaddexp": lambda x: torch.logaddexp(x, 0.3 * x + 1)},
+    **{"power": lambda x: x.abs() ** 0.7, "base": lambda x: 1.7**x},
 }
 
 
@@ -219,9 +205,7 @@ def lstm(packed: bool) -> tuple[Tensor, ...]:
     return out.data, *state
 
 
-def lstm_cell() -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)
-    return nn.LSTMCell(5, 6)(draw(4, 5))
+CELL = nn.LSTMCell(5, 6)
 
 
 PAIRS = torch.tensor([[-torch.inf, -torch.inf, torch.inf, 1.0], [-torch.inf, 0.0, torch.inf, -torch.inf]])
@@ -238,7 +222,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "attention, shared keys": lambda: attention(keys=2, enable_gqa=True),
     "lstm": lambda: lstm(packed=False),
     "lstm, packed": lambda: lstm(packed=True),
-    "lstm cell": lstm_cell,
+    "lstm cell": lambda: CELL(draw(4, 5)),
 }
 
 
@@ -254,21 +238,14 @@ def test_functions_are_those_of_pytorch(name: str) -> None:
 @pytest.mark.parametrize("outputs", [1, 2, 5, 11, 12, 13, 16])
 def test_few_outputs_are_filled_up(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries have other kernels for fewer than 12 columns, whose bits depend on the row; none of them is called."""
-    called: list[int] = []
-
-    def spied(function: Any) -> Any:
-        def call(*args: Any) -> Tensor:
-            called.append(function(*args).size(-1))
-            return function(*args)
-
-        return call
-
     weight, bias, x = draw(outputs, 37), draw(outputs), draw(8, 37, seed=1)
     monkeypatch.setattr(forms, "_agree", {})
-    monkeypatch.setattr(F, "linear", spied(F.linear))
-    monkeypatch.setattr(torch, "matmul", spied(torch.matmul))
+    linear, matmul = (mock.Mock(side_effect=function) for function in (F.linear, torch.matmul))
+    monkeypatch.setattr(F, "linear", linear)
+    monkeypatch.setattr(torch, "matmul", matmul)
     found = [forms.linear(x, weight, bias), forms.linear(x, weight) + bias, forms._matmul(x, weight.t()) + bias]
-    assert min(called) >= 12
+    widths = [call.args[1].size(0) for call in linear.mock_calls]
+    assert min([*widths, *(call.args[1].size(-1) for call in matmul.mock_calls)]) >= 12
     for product in found:
         torch.testing.assert_close(product, (x.double() @ weight.t().double() + bias).float())
     for row in range(8):
@@ -277,16 +254,11 @@ def test_few_outputs_are_filled_up(outputs: int, monkeypatch: pytest.MonkeyPatch
 
 def test_a_kernel_that_depends_on_the_number_of_rows_is_called_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "_agree", {})
-    calls = []
-
-    def product(rows: Tensor) -> Tensor:
-        calls.append(len(rows))
-        return rows * 2 + len(rows) * 1e-6
-
+    product = mock.Mock(side_effect=lambda rows: rows * 2 + len(rows) * 1e-6)
     x = draw(40, 3)
-    found = forms.weight_product(product, "planted", x)
-    assert torch.equal(found, x * 2 + 16e-6)
-    assert calls == [48, 16, 16, 16, 16, 16, 16]  # compared once, then by tiles
+    assert torch.equal(forms.weight_product(product, "planted", x), x * 2 + 16e-6)
+    # compared once, then by tiles
+    assert [len(call.args[0]) for call in product.mock_calls] == [48, 16, 16, 16, 16, 16, 16]
     assert torch.equal(forms.weight_product(product, "planted", x[:5]), x[:5] * 2 + 16e-6)
 
 

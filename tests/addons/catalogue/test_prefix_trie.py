@@ -27,7 +27,7 @@ from seqgen.core.structures import Hypothesis
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.processors.tokens import PrefixConstraint
 from seqgen.text.translator import Translator
-from tests.commands import command
+from tests.commands import command, done
 from tests.generators import resources
 from tests.hypotheses import assert_same
 from tests.language_models import PROMPTS, language_model
@@ -91,8 +91,7 @@ def test_lines_are_texts_or_ids(tmp_path: Path) -> None:
 def test_a_converted_trie_decodes_as_its_text_does(data: Path, runs: Path, tmp_path: Path) -> None:
     text, trie = tmp_path / "allowed", tmp_path / "allowed.safetensors"
     text.write_text("der Hund\nder Hund sieht\neinen\n", encoding="utf-8")
-    made = command("convert", "format=trie", f"path={runs}/fconv", f"input={text}", f"output={trie}")
-    assert made.code == 0, made.err
+    done("convert", "format=trie", f"path={runs}/fconv", f"input={text}", f"output={trie}")
     keys = ("input=-", "format=json", "generation.beam=3", "generation.nbest=3", "generation.certificate=true")
     found = [
         command("generate", f"path={runs}/fconv", *keys, f"generation.allowed_outputs={file}", stdin=b"the dog\n")
@@ -168,7 +167,7 @@ def best(scores: Rule, lines: Sequence[tuple[int, ...]], source: Any, ranking: R
     for line in lines:
         steps = [scores(source, line[:step])[token] for step, token in enumerate(line)]
         found.append((line, float(ranking.score(torch.stack(steps).sum(), len(line)))))
-    return sorted(found, key=lambda pair: -pair[1])
+    return sorted((pair for pair in found if pair[1] > -torch.inf), key=lambda pair: -pair[1])
 
 
 def lprobs_of(rule: Rule) -> Rule:
@@ -187,11 +186,8 @@ def random_ensemble(draw: random.Random, rules: Sequence[Rule]) -> tuple[Rule, d
         one, other = (torch.logaddexp(first(read, history), second(read, history)) for read in (source, (EOS,)))
         return (0.4 * one + 0.6 * other) - math.log(2)
 
-    scores, keys = draw.choice([
-        (fusion, {"combination": "fusion", "components": {"combination.weight": weight}}),
-        (guidance, {"guidance_scale": 0.4}),
-    ])  # fmt: skip
-    return scores, keys
+    fused = {"combination": "fusion", "components": {"combination.weight": weight}}
+    return draw.choice([(fusion, fused), (guidance, {"guidance_scale": 0.4})])
 
 
 def possible(outputs: Sequence[tuple[int, ...]], limit: int, semantics: str) -> list[tuple[int, ...]]:
@@ -200,8 +196,8 @@ def possible(outputs: Sequence[tuple[int, ...]], limit: int, semantics: str) -> 
     return list(dict.fromkeys(kept))
 
 
-def certificate_of(setup: DecodingSetup) -> Certificate | None:
-    return next((one for one in setup.observers if isinstance(one, Certificate)), None)
+def certificates_of(setup: DecodingSetup) -> list[Certificate]:
+    return [one for one in setup.observers if isinstance(one, Certificate)]
 
 
 def certified(seed: int) -> list[bool]:
@@ -212,35 +208,24 @@ def certified(seed: int) -> list[bool]:
     rules = [random_rule(VOCAB, seed, sharpness), random_rule(VOCAB, -seed, sharpness)][: draw.choice([1, 1, 2])]
     scores, keys = (lprobs_of(rules[0]), {}) if len(rules) == 1 else random_ensemble(draw, rules)
     length_penalty, beam = draw.choice([-0.5, 0.0, 1.0, 6.0]), draw.choice([1, 2, 3, 6])
-    cfg = GenerationConfig(
-        beam=beam,
-        nbest=draw.randint(1, beam),
-        max_len_b=draw.choice([1, 2, 3, 60]),  # below and above the longest allowed output
-        length_penalty=length_penalty,
-        search="beam",
-        semantics=draw.choice(["fairseq", "huggingface"]),
-        certificate=True,
-        **keys,
-    )
-    if cfg.semantics == "huggingface":
+    keys |= {"search": "beam", "beam": beam, "nbest": draw.randint(1, beam), "length_penalty": length_penalty}
+    limit = draw.choice([1, 2, 3, 60])  # below and above the longest allowed output
+    semantics = draw.choice(["fairseq", "huggingface"])
+    cfg = GenerationConfig(max_len_b=limit, semantics=semantics, certificate=True, **keys)
+    if semantics == "huggingface":
         cfg.early_stopping = draw.choice(["true", "false", "never"])
     trie = TrieConstraint(PrefixTrie.of(lines))
     generator = SequenceGenerator(build_setup(list(map(ScriptedModel, rules)), WORDS, cfg, processors=[trie]))
-    certificate = certificate_of(generator.setup)
-    assert certificate is not None
-    results = []
+    (certificate,), results = certificates_of(generator.setup), []
     for number, got in enumerate(generator.generate(batch_of([[4, EOS], [EOS]]))):
-        allowed = possible(lines, cfg.max_len_b + 1, cfg.semantics)
-        ranking = Ranking(len_penalty=length_penalty)
-        wanted = best(scores, allowed, [(4, EOS), (EOS,)][number], ranking)
-        wanted = [(line, score) for line, score in wanted if score > -torch.inf]
+        allowed = possible(lines, limit + 1, semantics)
+        wanted = best(scores, allowed, [(4, EOS), (EOS,)][number], Ranking(len_penalty=length_penalty))
         bound, exact = certificate.found[number]
         found = [tuple(one.tokens.tolist()) for one in got]
-        pruned = [score for line, score in wanted if line not in found]
-        if pruned:
-            # a hypothesis that a better one has replaced is no better than the last of the list
-            last = got[-1].score if len(got) == beam else -torch.inf
-            assert max(pruned) <= max(bound, last) + 1e-6, (seed, number, bound, pruned)
+        pruned = max((score for line, score in wanted if line not in found), default=-torch.inf)
+        # a hypothesis that a better one has replaced is no better than the last of the list
+        last = got[-1].score if len(got) == beam else -torch.inf
+        assert pruned <= max(bound, last) + 1e-6, (seed, number, bound, pruned)
         if exact:
             count = min(cfg.nbest, len(wanted))
             assert found[:count] == [line for line, _ in wanted[:count]], (seed, number)
@@ -267,4 +252,4 @@ def test_a_certificate_is_never_wrong(seeds: range, monkeypatch: pytest.MonkeyPa
 def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) -> None:
     models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
     cfg = GenerationConfig(beam=4, certificate=True, **keys)
-    assert certificate_of(build_setup(models, WORDS, cfg)) is not None
+    assert certificates_of(build_setup(models, WORDS, cfg))

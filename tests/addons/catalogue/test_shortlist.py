@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,6 @@ from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch
 from seqgen.data.dictionary import Dictionary
@@ -52,19 +50,13 @@ def random_map(count: int = 2, seed: int = 0) -> VocabularyMap:
 
 def allowed(candidates: VocabularyMap, source: tuple[int, ...]) -> set[int]:
     """The shortlist of a source by its definition, special tokens included."""
-    found = {0, 1, 2, 3, *candidates.targets[()].tolist()}
-    for key, ids in candidates.targets.items():
-        if any(source[i : i + len(key)] == key for i in range(len(source))):
-            found |= set(ids.tolist())
-    return found
+    begins = range(len(source) + 1)
+    found = (ids for key, ids in candidates.targets.items() if any(source[i : i + len(key)] == key for i in begins))
+    return {0, 1, 2, 3}.union(*(ids.tolist() for ids in found))
 
 
 def generator(
-    models: Sequence[EncoderDecoderModel],
-    candidates: VocabularyMap | None,
-    columns: bool = True,
-    words: Dictionary = WORDS,
-    **keys: Any,
+    models: Any, candidates: VocabularyMap | None, columns: bool = True, words: Dictionary = WORDS, **keys: Any
 ) -> SequenceGenerator:
     """A generator that reads the candidates from a file."""
     objects = {name: keys.pop(name) for name in ("processors", "observers", "need_attention") if name in keys}
@@ -114,13 +106,11 @@ ENSEMBLES: dict[str, dict[str, Any]] = {
     "guidance": {"guidance_scale": 1.5},
 }
 SUPPORTS = [name for name, model in ZOO.items() if not model.is_language_model and name not in ("lstm_tiny", "average")]
+TWO = ["transformer_tiny", "fconv_tiny"]
 CASES = [
     pytest.param(["transformer_lm_tiny"], {"max_len": 30}, id="the source tokens are those of the prompt"),
     *(pytest.param(["transformer_marian"], keys, id=name) for name, keys in OPTIONS.items()),
-    *(
-        pytest.param(["transformer_tiny", "fconv_tiny"], keys, id=name, marks=pytest.mark.slow)
-        for name, keys in ENSEMBLES.items()
-    ),
+    *(pytest.param(TWO, keys, id=name, marks=pytest.mark.slow) for name, keys in ENSEMBLES.items()),
 ]
 
 
@@ -174,12 +164,8 @@ def test_the_result_is_that_of_a_softmax_over_the_allowed_tokens() -> None:
     rule = random_rule(vocab, seed=5)
 
     def scores(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
-        kept = sorted(allowed(candidates, source))
-        return (
-            torch.full((vocab,), -torch.inf)
-            .double()
-            .index_copy(0, torch.tensor(kept), rule(source, history)[kept].log_softmax(0))
-        )
+        hidden = torch.tensor([token not in allowed(candidates, source) for token in range(vocab)])
+        return rule(source, history).masked_fill(hidden, -torch.inf).log_softmax(0)
 
     made = generator([ScriptedModel(rule)], candidates, words=dictionary(vocab - 4), beam=300, nbest=5, max_len_a=0.0)
     for source in ((5, 2), (4, 5, 2), (4, 2)):
@@ -228,8 +214,9 @@ def test_tokens_of_a_prefix_of_a_batch_and_of_constraints_are_added(made: list[b
                 assert hypothesis.score > -1e6
     constrained = generator([model], candidates, constraints="unordered", search="constrained")
     found = constrained.generate(batch, constraints=[[[15, 16]], [[[17], [18, 19]]]])
-    assert {15, 16} <= set(found[0][0].tokens.tolist())
-    assert {17} <= set(found[1][0].tokens.tolist()) or {18, 19} <= set(found[1][0].tokens.tolist())
+    one, other = (set(hypotheses[0].tokens.tolist()) for hypotheses in found)
+    assert {15, 16} <= one
+    assert {17} <= other or {18, 19} <= other
     assert made == [False, True, True]  # a prefix is compared with ids
 
 

@@ -82,8 +82,6 @@ LISTS = [[], [], [], [], [X], [C, Y], []]
 def test_a_binary_shortlist_of_marian(tmp_path: Path) -> None:
     (tmp_path / "lex.bin").write_bytes(binary_shortlist(LISTS, frequent=2))
     table = VocabularyMap.read(tmp_path / "lex.bin", WORDS, WORDS)
-    assert {key: ids.tolist() for key, ids in table.targets.items()} == {
-        (): [0, 1],
-        **{(token,): ids for token, ids in enumerate(LISTS)},
-    }
+    wanted = {(): [0, 1], **{(token,): ids for token, ids in enumerate(LISTS)}}
+    assert {key: ids.tolist() for key, ids in table.targets.items()} == wanted
     assert sorted(np.concatenate(table.of_source([A, B, A])).tolist()) == sorted([0, 1, *LISTS[A], *LISTS[B]])

@@ -22,8 +22,6 @@ from tests import registered_components
 from tests.commands import Outcome, command, corpus, refused
 from tests.training_runs import TINY
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
-
 
 def built_in(registry: Registry) -> list[str]:
     return [entry.name for entry in registry.entries() if entry.component.__module__.startswith("seqgen.")]
@@ -90,20 +88,12 @@ def test_keys_that_change_scores(values: dict[str, Any]) -> None:
     assert (outcome.violation, outcome.reason) == (None, "")
 
 
-def test_keys_that_exclude_those_of_an_invariant() -> None:
+def test_keys_that_exclude_an_invariant_and_wrong_scores_with_keys() -> None:
     outcome = component_outcome(hypotheses_are_outputs, match_source_len=True)
     assert outcome.reason.startswith("its decode does not support the given keys: generation.max_len_a=0.5")
-
-
-def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
     values = {"search": "diverse_beam", "components": {"search.groups": 2}, "length_penalty": 0.0}
     with mock.patch.object(DiverseBeamSearch, "changes_scores", False):
         assert component_outcome(scores_are_the_models, **values).violation is not None
-
-
-def test_a_cache_is_named_by_its_class() -> None:
-    given = (f"common.user_dir={EXAMPLES}/extending/cache.py", "model=transformer_tiny")
-    refused(check(*given, "cache=BFloat16Cach"), "BFloat16Cach: the name is unknown (did you mean 'BFloat16Cache'?)")
 
 
 @pytest.mark.nightly
@@ -115,11 +105,11 @@ def test_built_in_components_pass(arguments: str, tmp_path: Path, monkeypatch: p
 
 def task_keys(data: Path) -> dict[str, list[str]]:
     """The keys with which each task finds its data."""
-    pairs = {"de": {"train": f"{data}/train", "valid": f"{data}/test", "source_lang": "en", "target_lang": "de"}}
-    source = {**pairs["de"], "input": "translate: {source}"}
-    (data / "mixture.yaml").write_text(yaml.safe_dump({"sources": {"de": source}}))
+    source = {"train": f"{data}/train", "valid": f"{data}/test", "source_lang": "en", "target_lang": "de"}
+    content = {"sources": {"de": {**source, "input": "translate: {source}"}}}
+    (data / "mixture.yaml").write_text(yaml.safe_dump(content))
     text = [f"task.train=[{data}/train.en]", f"task.valid=[{data}/test.en]"]
-    files = ["task.train=" + f"{data}/train", f"task.valid={data}/test"]
+    files = [f"task.train={data}/train", f"task.valid={data}/test"]
     return {
         "translation": ["task.source_lang=en", "task.target_lang=de", *files, "task.vocab_size=44"],
         "multilingual_translation": ["task.pairs=[en-de,de-en]", *files, "task.vocab_size=44"],

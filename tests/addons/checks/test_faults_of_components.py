@@ -11,15 +11,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.addons.checks.checking import ERROR, Outcome, causes, check
-from seqgen.addons.checks.kinds import (
-    KINDS,
-    DecodingCheckConfig,
-    ModelCheckConfig,
-    component_subject,
-    model_subject,
-    small_transformer,
-)
+from seqgen.addons.checks import kinds
+from seqgen.addons.checks.checking import ERROR, causes, check
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, best_continuations
@@ -41,18 +34,19 @@ def bug(cause: str) -> Callable[[type[Any]], None]:
     return lambda component: BUGS.update({component.__name__: (component, cause)})
 
 
+def bug_of_a_call(cause: str, **declared: Any) -> Callable[[Callable[..., Tensor]], None]:
+    """A logits processor that has the function as its call."""
+    return lambda call: bug(cause)(type(call.__name__, (LogitsProcessor,), {"__call__": call, **declared}))
+
+
 # -- search strategies -------------------------------------------------------------------------------------------------
 
 
 class Rescored(BeamSearch):
-    """Beam search with other scores; each bug is a subclass."""
+    """Beam search with other scores; each bug is a subclass that defines ``scores``."""
 
     def step(self, context: Any, scores: Scores) -> Candidates:
         return super().step(context, Scores(*self.scores(scores.lprobs(), scores.beams, context)))
-
-    def scores(self, lprobs: Tensor, so_far: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        """The log-probabilities and the scores of the beams so far."""
-        raise NotImplementedError
 
 
 @bug("the same hypothesis is kept twice")
@@ -115,7 +109,6 @@ class Counting(LogitsProcessor):
     """Lowers the scores of tokens by how often the hypothesis has them; each bug is a subclass."""
 
     beam_state = ("counts",)
-    counts: Tensor
 
     def begin(self, batch: Any) -> Any:
         processor = super().begin(batch)
@@ -176,45 +169,35 @@ class CountsInPlace(Counting):
         self.counts = self.counts[keep]
 
 
-@bug("the result of a sentence depends on the other sentences of the batch")
-class MeanOverTheBatch(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs - 0.2 * lprobs.exp().mean(0, keepdim=True)
+@bug_of_a_call("the result of a sentence depends on the other sentences of the batch")
+def mean_over_the_batch(self: Any, lprobs: Tensor, context: Any) -> Tensor:
+    return lprobs - 0.2 * lprobs.exp().mean(0, keepdim=True)
 
 
-@bug("the scores of a beam depend on the other beams of its sentence")
-class ComparesBeams(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        grouped = context.by_sentence(lprobs)
-        return (grouped - 0.5 * grouped.exp().mean(1, keepdim=True)).flatten(0, 1)
+@bug_of_a_call("the scores of a beam depend on the other beams of its sentence")
+def compares_beams(self: Any, lprobs: Tensor, context: Any) -> Tensor:
+    grouped = context.by_sentence(lprobs)
+    return (grouped - 0.5 * grouped.exp().mean(1, keepdim=True)).flatten(0, 1)
 
 
-@bug("a score becomes NaN or infinite")
-class MultipliesForbiddenScores(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs * (torch.arange(lprobs.size(1)) > 1)
+@bug_of_a_call("a score becomes NaN or infinite")
+def multiplies_forbidden_scores(self: Any, lprobs: Tensor, context: Any) -> Tensor:
+    return lprobs * (torch.arange(lprobs.size(1)) > 1)
 
 
-@bug("shift_invariant is true")
-class ThresholdOfProbabilities(LogitsProcessor):
-    shift_invariant = True
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return torch.where(lprobs < -3.0, lprobs - 1.0, lprobs)
+@bug_of_a_call("shift_invariant is true", shift_invariant=True)
+def threshold_of_probabilities(self: Any, lprobs: Tensor, context: Any) -> Tensor:
+    return torch.where(lprobs < -3.0, lprobs - 1.0, lprobs)
 
 
-@bug("can_merge is true")
-class DecaysWithTheStep(LogitsProcessor):
-    can_merge = True
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs - 0.3 * context.step * (torch.arange(lprobs.size(1)) % 2)
+@bug_of_a_call("can_merge is true", can_merge=True)
+def decays_with_the_step(self: Any, lprobs: Tensor, context: Any) -> Tensor:
+    return lprobs - 0.3 * context.step * (torch.arange(lprobs.size(1)) % 2)
 
 
-@bug("the component works for one size of the vocabulary only")
-class OfOneVocabulary(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs - 0.1 * (torch.arange(13) % 2)
+@bug_of_a_call("the component works for one size of the vocabulary only")
+def of_one_vocabulary(self: Any, lprobs: Tensor, context: Any) -> Tensor:
+    return lprobs - 0.1 * (torch.arange(13) % 2)
 
 
 # -- combinations, the cache -------------------------------------------------------------------------------------------
@@ -229,25 +212,17 @@ class AddsInPlace(Combination):
         return total
 
 
-@bug("the result differs if nothing is cached")
-class DependsOnTheCache(LogitsProcessor):
+@bug_of_a_call("the result differs if nothing is cached", needs=frozenset({ATTENTION, HIDDEN_STATES}))
+def depends_on_the_cache(self: Any, lprobs: Tensor, context: Any) -> Tensor:
     """Reads how a step is computed; without a cache, the features of the newest position are a view."""
-
-    needs = frozenset({ATTENTION, HIDDEN_STATES})
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs - 0.3 * context.outputs.features.is_contiguous() * (torch.arange(lprobs.size(1)) % 2)
+    return lprobs - 0.3 * context.outputs.features.is_contiguous() * (torch.arange(lprobs.size(1)) % 2)
 
 
-@bug("with several members")
-class DisagreementOfTheBatch(LogitsProcessor):
+@bug_of_a_call("with several members", needs=frozenset({MEMBER_LOGITS}))
+def disagreement_of_the_batch(self: Any, lprobs: Tensor, context: Any) -> Tensor:
     """Weights scores by the disagreement of the members, averaged over the batch as well."""
-
-    needs = frozenset({MEMBER_LOGITS})
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        spread = torch.stack(context.outputs.member_logits).var(0, unbiased=False).mean()
-        return lprobs - spread * (torch.arange(lprobs.size(1)) % 2)
+    spread = torch.stack(context.outputs.member_logits).var(0, unbiased=False).mean()
+    return lprobs - spread * (torch.arange(lprobs.size(1)) % 2)
 
 
 @bug("the observer changes a tensor")
@@ -256,29 +231,19 @@ class EndsSentences(Observer):
         record.now_done.fill_(True)
 
 
-BASES = {
-    "search": Search,
-    "processor": LogitsProcessor,
-    "combination": Combination,
-    "observer": Observer,
-}
+BASES = {"search": Search, "processor": LogitsProcessor, "combination": Combination, "observer": Observer}
 EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
-
-
-def outcomes_of(name: str, component: type[Component], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Outcome]]:
-    group = next(group for group, base in BASES.items() if issubclass(component, base))
-    registry, chooser = DECODING_COMPONENTS[group]
-    entry = Entry(name, component, make_dataclass(f"{name}Config", []))
-    monkeypatch.setitem(registry._entries, name, entry)
-    generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
-    subject = component_subject(group, DecodingCheckConfig(generation=generation))
-    return subject, list(check(subject, KINDS[group].invariants))
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     component, cause = BUGS[name]
-    subject, outcomes = outcomes_of(name, component, monkeypatch)
+    group = next(group for group, base in BASES.items() if issubclass(component, base))
+    registry, chooser = DECODING_COMPONENTS[group]
+    monkeypatch.setitem(registry._entries, name, Entry(name, component, make_dataclass(f"{name}Config", [])))
+    generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
+    subject = kinds.component_subject(group, kinds.DecodingCheckConfig(generation=generation))
+    outcomes = list(check(subject, kinds.KINDS[group].invariants))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
     found = causes(outcomes, subject)
@@ -300,11 +265,10 @@ class DropsTheFirstOfAMerge(GrowingCache):
 
 
 @pytest.mark.parametrize(
-    ("cache", "failed"),
-    [(NotReordered, "steps after any order of rows"), (DropsTheFirstOfAMerge, "batches that join")],
+    ("cache", "failed"), [(NotReordered, "steps after any order of rows"), (DropsTheFirstOfAMerge, "batches that join")]
 )
 def test_faults_of_caches(cache: type[GrowingCache], failed: str) -> None:
-    subject = model_subject(ModelCheckConfig(model=small_transformer(), cache=cache.__name__))
+    subject = kinds.model_subject(kinds.ModelCheckConfig(model=kinds.small_transformer(), cache=cache.__name__))
     outcomes = list(check(subject))
     assert failed in {outcome.name for outcome in outcomes if outcome.violation}
     (cause,) = causes(outcomes, subject)

@@ -27,86 +27,61 @@ MODELS: dict[str, Callable[[], EncoderDecoderModel]] = {
     "transformer": registered("transformer", **_NARROW),
     "t5": registered("t5", joint=True, **_NARROW_T5),
 }
-Patch = Callable[..., None]
+BUGS: dict[str, tuple[str, type, str, Callable[..., Any], str]] = {}
+"""The model that gets a bug, a class, the names of its attributes that are replaced, a function that is given them and
+returns the new ones, and the beginning of the cause that the check should name."""
 
 
-BUGS: dict[str, tuple[str, Callable[[Patch], None], str]] = {}
-"""The model that gets a bug, what inserts it (given a function that replaces an attribute of a class), and the
-beginning of the cause that the check should name."""
-
-
-def bug(model: str, cause: str) -> Callable[[Callable[[Patch], None]], None]:
-    return lambda insert: BUGS.update({insert.__name__: (model, insert, cause)})
-
-
-def unchanged(self: Any, value: Any, *_: Any) -> Any:
-    """Returns a state or cache as it is."""
-    return value
+def bug(model: str, owner: type, attributes: str, cause: str) -> Callable[[Callable[..., Any]], None]:
+    return lambda change: BUGS.update({change.__name__: (model, owner, attributes, change, cause)})
 
 
 # -- the LSTM example --------------------------------------------------------------------------------------------------
 
 
-@bug("lstm", "the encoder's output is not reordered with the rows")
-def lstm_encoder_output_not_reordered(patch: Patch) -> None:
-    def reorder(self: Any, encoder_out: Any, new_order: Tensor) -> Any:
-        return encoder_out.index_select(torch.arange(len(new_order)) % encoder_out.num_rows)
-
-    patch(lstm.LSTMEncoder, "reorder_encoder_out", reorder)
+@bug("lstm", lstm.LSTMEncoder, "reorder_encoder_out", "the encoder's output is not reordered with the rows")
+def lstm_encoder_output_not_reordered(old: Any) -> Any:
+    return lambda self, out, order: out.index_select(torch.arange(len(order)) % out.num_rows)
 
 
-@bug("lstm", "dropout or another source of randomness is active in evaluation")
-def lstm_dropout_in_evaluation(patch: Patch) -> None:
-    patch(nn.Dropout, "forward", lambda self, x: F.dropout(x, 0.1))
+@bug("lstm", nn.Dropout, "forward", "dropout or another source of randomness is active in evaluation")
+def lstm_dropout_in_evaluation(old: Any) -> Any:
+    return lambda self, x: F.dropout(x, 0.1)
 
 
-@bug("lstm", "the features of a sentence depend on padding")
-def lstm_attends_to_padding(patch: Patch) -> None:
-    features = lstm.LSTMDecoder.extract_features
-
-    def unmasked(self: Any, tokens: Tensor, encoder_out: Any, *rest: Any, **options: Any) -> Any:
-        return features(self, tokens, replace(encoder_out, encoder_padding_mask=None), *rest, **options)
-
-    patch(lstm.LSTMDecoder, "extract_features", unmasked)
+@bug("lstm", lstm.LSTMDecoder, "extract_features", "the features of a sentence depend on padding")
+def lstm_attends_to_padding(old: Any) -> Any:
+    return lambda self, tokens, out, *rest, **options: old(
+        self, tokens, replace(out, encoder_padding_mask=None), *rest, **options
+    )
 
 
-@bug("lstm", "a module keeps values of a pass on itself")
-def lstm_state_on_the_module(patch: Patch) -> None:
-    def put(self: Any, state: Any, module_state: Any) -> None:
-        if state is not None:
-            self.kept = module_state
-
-    def get(self: Any, state: Any) -> Any:
-        return None if not self.positions_seen(state) else self.kept
-
-    patch(lstm.LSTMDecoder, "set_state", put)
-    patch(lstm.LSTMDecoder, "get_state", get)
+@bug("lstm", lstm.LSTMDecoder, "set_state get_state", "a module keeps values of a pass on itself")
+def lstm_state_on_the_module(put: Any, get: Any) -> Any:
+    return (
+        lambda self, state, module_state: None if state is None else setattr(self, "kept", module_state),
+        lambda self, state: self.kept if self.positions_seen(state) else None,
+    )
 
 
-@bug("lstm", "copies of a module share a state")
-def lstm_key_that_copies_share(patch: Patch) -> None:
+@bug("lstm", lstm.LSTMDecoder, "state_key", "copies of a module share a state")
+def lstm_key_that_copies_share(old: Any) -> Any:
     keys: list[StateKey] = []
 
     def state_key(self: Any) -> StateKey:
         keys[:] = keys or [StateKey(self)]
         return keys[0]
 
-    patch(lstm.LSTMDecoder, "state_key", property(state_key))
+    return property(state_key)
 
 
-@bug("lstm", "a step does not compute")
-def lstm_cell_not_stored(patch: Patch) -> None:
-    get = lstm.LSTMDecoder.get_state
-
-    def without_cell(self: Any, state: Any) -> Any:
-        found = get(self, state)
-        return found and {**found, "cell": torch.zeros_like(found["cell"])}
-
-    patch(lstm.LSTMDecoder, "get_state", without_cell)
+@bug("lstm", lstm.LSTMDecoder, "get_state", "a step does not compute")
+def lstm_cell_not_stored(old: Any) -> Any:
+    return lambda self, state: (found := old(self, state)) and {**found, "cell": torch.zeros_like(found["cell"])}
 
 
-@bug("lstm", "something computed from a weight is used after the weight has changed")
-def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
+@bug("lstm", lstm.LSTMDecoder, "output_layer", "something computed from a weight is used after the weight has changed")
+def lstm_keeps_a_transposed_weight(old: Any) -> Any:
     def output_layer(self: Any, features: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return features @ self.embed_tokens.weight.t()
@@ -114,98 +89,76 @@ def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
             self.transposed = self.embed_tokens.weight.detach().t().clone()
         return features @ self.transposed.to(features)
 
-    patch(lstm.LSTMDecoder, "output_layer", output_layer)
+    return output_layer
 
 
-@bug("lstm", "something that the logits depend on is not saved")
-def lstm_scale_is_not_a_parameter(patch: Patch) -> None:
-    build = lstm.LSTMDecoder.__init__
-
+@bug("lstm", lstm.LSTMDecoder, "__init__ output_layer", "something that the logits depend on is not saved")
+def lstm_scale_is_not_a_parameter(build: Any, output_layer: Any) -> Any:
     def init(self: Any, cfg: Any, *rest: Any) -> None:
         build(self, cfg, *rest)
         self.scale = torch.rand(cfg.embed_dim).double() + 0.5
 
-    patch(lstm.LSTMDecoder, "__init__", init)
-    patch(
-        lstm.LSTMDecoder,
-        "output_layer",
-        lambda self, features: F.linear(features * self.scale.to(features), self.embed_tokens.weight),
-    )
+    return init, lambda self, features: output_layer(self, features * self.scale.to(features))
 
 
-@bug("lstm", "a parameter does not reach the loss")
-def lstm_attention_is_detached(patch: Patch) -> None:
-    softmax = Tensor.softmax
-    patch(Tensor, "softmax", lambda self, *args, **options: softmax(self.detach(), *args, **options))
+@bug("lstm", Tensor, "softmax", "a parameter does not reach the loss")
+def lstm_attention_is_detached(old: Any) -> Any:
+    return lambda self, *args, **options: old(self.detach(), *args, **options)
 
 
 # -- the transformer ---------------------------------------------------------------------------------------------------
 
 
-@bug("transformer", "a position sees later target tokens")
-def transformer_without_causal_mask(patch: Patch) -> None:
-    def mask(self: Any, queries: Any, layer: int) -> Tensor:
-        return torch.zeros(1, 1, queries.new, queries.seen + queries.new, dtype=torch.float64)
-
-    patch(transformer.TransformerDecoder, "self_attention_mask", mask)
+@bug("transformer", transformer.TransformerDecoder, "self_attention_mask", "a position sees later target tokens")
+def transformer_without_causal_mask(old: Any) -> Any:
+    return lambda self, queries, layer: torch.zeros(1, 1, queries.new, queries.seen + queries.new, dtype=torch.float64)
 
 
-@bug("transformer", "a module does not roll back its state")
-def transformer_does_not_roll_back(patch: Patch) -> None:
-    patch(MultiheadAttention, "roll_back_state", unchanged)
+@bug("transformer", MultiheadAttention, "roll_back_state", "a module does not roll back its state")
+def transformer_does_not_roll_back(old: Any) -> Any:
+    return lambda self, state, *_: state
 
 
-@bug("transformer", "a module does not merge its state")
-def transformer_positions_ignore_start_offsets(patch: Patch) -> None:
-    forward = Positions.forward
-    patch(Positions, "forward", lambda self, queries: forward(self, replace(queries, start_offsets=None)))
+@bug("transformer", Positions, "forward", "a module does not merge its state")
+def transformer_positions_ignore_start_offsets(old: Any) -> Any:
+    return lambda self, queries: old(self, replace(queries, start_offsets=None))
 
 
-@bug("transformer", "the attention that is returned is not a distribution over")
-def transformer_attention_is_a_sum_of_heads(patch: Patch) -> None:
-    forward = MultiheadAttention.forward
-
+@bug("transformer", MultiheadAttention, "forward", "the attention that is returned is not a distribution over")
+def transformer_attention_is_a_sum_of_heads(old: Any) -> Any:
     def summed(self: Any, *args: Any, **options: Any) -> Any:
-        out, weights = forward(self, *args, **options)
+        out, weights = old(self, *args, **options)
         return out, None if weights is None else weights * self.num_heads
 
-    patch(MultiheadAttention, "forward", summed)
+    return summed
 
 
 # -- T5 ----------------------------------------------------------------------------------------------------------------
 
 
-@bug("t5", "a mask hides the start token")
-def t5_masks_its_start_token(patch: Patch) -> None:
+@bug("t5", t5.T5Decoder, "self_attention_mask", "a mask hides the start token")
+def t5_masks_its_start_token(old: Any) -> Any:
     """The start token of T5 is padding."""
-    mask = t5.T5Decoder.self_attention_mask
 
     def hiding(self: Any, queries: Any, layer: int) -> Tensor:
-        bias = mask(self, queries, layer).clone()
+        bias = old(self, queries, layer).clone()
         bias[..., 1 - queries.seen :, 0] = -1e9
         return bias
 
-    patch(t5.T5Decoder, "self_attention_mask", hiding)
+    return hiding
 
 
-@bug("t5", "the differences have the size of rounding")
-def t5_projects_in_float32(patch: Patch) -> None:
+@bug("t5", t5.T5Decoder, "output_layer", "the differences have the size of rounding")
+def t5_projects_in_float32(old: Any) -> Any:
+    """The order of summation depends on the number of positions, as that of some processors' kernels does."""
+
     def output_layer(self: Any, features: Tensor) -> Tensor:
-        """The order of summation depends on the number of positions, as that of some processors' kernels does."""
-        weight = self.output_projection.weight.float()
+        weight, single = self.output_projection.weight.float(), features.float()
         if features.size(1) == 1:
-            return F.linear(features.float().flip(-1), weight.flip(-1)).to(features.dtype)
-        return F.linear(features.float(), weight).to(features.dtype)
+            weight, single = weight.flip(-1), single.flip(-1)
+        return F.linear(single, weight).to(features.dtype)
 
-    patch(t5.T5Decoder, "output_layer", output_layer)
-
-
-def outcomes_of(build: Callable[[], EncoderDecoderModel]) -> tuple[Subject, list[Any]]:
-    torch.manual_seed(0)
-    words = tiny_dictionary()
-    model = randomize_(build().double())
-    subject = Subject(model, words, len(words), build=lambda: build().double())
-    return subject, list(check(subject, PASSES | STEPPING | WEIGHTS))
+    return output_layer
 
 
 EACH = [pytest.param(name, marks=pytest.mark.slow if bug[0] != "lstm" else ()) for name, bug in BUGS.items()]
@@ -213,9 +166,13 @@ EACH = [pytest.param(name, marks=pytest.mark.slow if bug[0] != "lstm" else ()) f
 
 @pytest.mark.parametrize("name", EACH)
 def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, insert, cause = BUGS[name]
-    insert(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
-    subject, outcomes = outcomes_of(MODELS[model])
-    assert any(outcome.violation for outcome in outcomes)
-    found = diagnose(outcomes, subject)
-    assert found.startswith(cause), [f"{o.name}: {o.violation.what}" for o in outcomes if o.violation]
+    model, owner, attributes, change, cause = BUGS[name]
+    found = change(*(getattr(owner, attribute) for attribute in attributes.split()))
+    for attribute, value in zip(attributes.split(), found if isinstance(found, tuple) else [found], strict=True):
+        monkeypatch.setattr(owner, attribute, value)
+    torch.manual_seed(0)
+    words, build = tiny_dictionary(), lambda: MODELS[model]().double()
+    subject = Subject(randomize_(build()), words, len(words), build=build)
+    outcomes = list(check(subject, PASSES | STEPPING | WEIGHTS))
+    named = diagnose(outcomes, subject)
+    assert named.startswith(cause), [f"{o.name}: {o.violation.what}" for o in outcomes if o.violation]

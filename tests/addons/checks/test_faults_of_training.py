@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -65,26 +66,14 @@ def logging(value: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
 
 
 bug_of_losses("mean loss", "the loss is a mean", loss=lambda losses, batch, out: losses.mean())
-bug_of_losses(
-    "source padding",
-    "the loss depends on padding of the source",
-    lambda losses, batch: losses / batch.source.src_tokens.size(1),
-)
-bug_of_losses(
-    "size of the padded batch",
-    "padding does not affect the loss",
-    sample_size=lambda losses, batch, out: batch.target.numel(),
-)
-bug_of_losses(
-    "detached weight",
-    "a part of the loss has no gradient or a wrong one",
-    lambda losses, batch: (1 - (-losses.detach()).exp()) * losses,
-)
-bug_of_losses(
-    "normalized by the batch",
-    "the loss of a sentence depends on the other sentences",
-    lambda losses, batch: losses * losses / losses.mean(),
-)
+per_column = "source padding", "the loss depends on padding of the source"
+bug_of_losses(*per_column, lambda losses, batch: losses / batch.source.src_tokens.size(1))
+padded = "size of the padded batch", "padding does not affect the loss"
+bug_of_losses(*padded, sample_size=lambda losses, batch, out: batch.target.numel())
+detached = "detached weight", "a part of the loss has no gradient or a wrong one"
+bug_of_losses(*detached, lambda losses, batch: (1 - (-losses.detach()).exp()) * losses)
+normalized = "normalized by the batch", "the loss of a sentence depends on the other sentences"
+bug_of_losses(*normalized, lambda losses, batch: losses * losses / losses.mean())
 bug_of_losses("logs with gradient", "the loss is a scalar", logging=logging(torch.sum))
 bug_of_losses("logs a mean", "sum over ranks = whole batch", logging=logging(lambda losses: losses.mean().detach()))
 
@@ -166,94 +155,78 @@ def test_bugs_of_criteria(name: str) -> None:
     criterion, cause = CRITERIA[name]
     words = tiny_dictionary(7)
     model = randomize_(new_model(small_transformer(), words))
-    tokenizer = WhitespaceTokenizer(words)
-    task = Task(None, tokenizer, tokenizer)
+    task = Task(None, *[WhitespaceTokenizer(words)] * 2)
     subject = Training(criterion(None, task), model, Ids.of(model, words, len(words)), tolerance=1e-9)
-    outcomes = list(check(subject, invariants_of(subject.criterion)))
-    assert_found(outcomes, subject, cause)
+    assert_found(list(check(subject, invariants_of(subject.criterion))), subject, cause)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
-Patch = Callable[[Any, str, Any], None]
-TASKS: dict[str, tuple[Callable[[Patch], None], str]] = {}
-"""Functions that insert a bug in the task of dates, with the same."""
+TASKS: dict[str, tuple[type, str, Callable[[Any], Any], str]] = {}
+"""A class, the name of its attribute that is replaced, a function that returns the new one, and the same cause."""
 
 
-def task_bug(cause: str) -> Callable[[Callable[[Patch], None]], None]:
-    return lambda insert: TASKS.update({insert.__name__: (insert, cause)})
+def task_bug(owner: type, attribute: str, cause: str) -> Callable[[Callable[[Any], Any]], None]:
+    return lambda change: TASKS.update({change.__name__: (owner, attribute, change, cause)})
 
 
-@task_bug("text survives")
-def decode_loses_the_last_token(patch: Patch) -> None:
-    decode = LetterTokenizer.decode
-    patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
+@task_bug(LetterTokenizer, "decode", "text survives")
+def decode_loses_the_last_token(old: Any) -> Any:
+    return lambda self, ids: old(self, ids[:-1])
 
 
-@task_bug("batches have the examples")
-def target_not_shifted(patch: Patch) -> None:
+@task_bug(DatesTask, "collate", "batches have the examples")
+def target_not_shifted(old: Any) -> Any:
     def collate(self: Task, examples: Any, model: Any) -> Batch:
-        batch = Task.collate(self, examples, model)
+        batch = old(self, examples, model)
         previous = batch.target.clone()
         previous[:, 0] = 2
         return replace(batch, prev_output_tokens=previous)
 
-    patch(DatesTask, "collate", collate)
+    return collate
 
 
-@task_bug("training data are encoded in another way than the input of decoding")
-def decoding_without_end_of_sentence(patch: Patch) -> None:
-    patch(DatesTask, "encode_source", lambda self, text: torch.tensor(self.source_tokenizer.encode(text)))
+@task_bug(DatesTask, "encode_source", "training data are encoded in another way than the input of decoding")
+def decoding_without_end_of_sentence(old: Any) -> Any:
+    return lambda self, text: torch.tensor(self.source_tokenizer.encode(text))
 
 
-@task_bug("examples depend on the order in which they are read")
-def examples_with_random_noise(patch: Patch) -> None:
-    example = PairDataset.example
-
+@task_bug(PairDataset, "example", "examples depend on the order in which they are read")
+def examples_with_random_noise(old: Any) -> Any:
     def noisy(self: PairDataset, position: int, *, epoch: int, seed: int) -> Any:
-        found = example(self, position, epoch=epoch, seed=seed)
+        found = old(self, position, epoch=epoch, seed=seed)
         order = torch.cat([torch.randperm(len(found.source) - 1), torch.tensor([len(found.source) - 1])])
         return found._replace(source=found.source[order])
 
-    patch(PairDataset, "example", noisy)
+    return noisy
 
 
-@task_bug("examples are fixed")
-def lengths_without_end_of_sentence(patch: Patch) -> None:
-    lengths = PairDataset.lengths
-    patch(PairDataset, "lengths", lambda self, epoch=0, seed=0: lengths(self, epoch, seed) - 1)
+@task_bug(PairDataset, "lengths", "examples are fixed")
+def lengths_without_end_of_sentence(old: Any) -> Any:
+    return lambda self, epoch=0, seed=0: old(self, epoch, seed) - 1
 
 
-@task_bug("setup_task makes another vocabulary when a run is resumed")
-def another_vocabulary_on_resuming(patch: Patch) -> None:
-    setup = DatesTask.setup_task.__func__  # type: ignore[attr-defined]
-    made: list[int] = []
+@task_bug(DatesTask, "setup_task", "setup_task makes another vocabulary when a run is resumed")
+def another_vocabulary_on_resuming(old: Any) -> Any:
+    number = itertools.count()
 
     def setup_task(cls: Any, cfg: Any, folder: Path) -> Any:
-        task = setup(cls, cfg, folder)
-        made.append(1)
-        if len(made) > 1:
+        task = old(cfg, folder)
+        if next(number):
             task.source_dictionary.add_symbol("another")
         return task
 
-    patch(DatesTask, "setup_task", classmethod(setup_task))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
+    return classmethod(setup_task)
 
 
 @pytest.mark.parametrize("name", with_nightly(TASKS, "target_not_shifted"))
-def test_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    insert, cause = TASKS[name]
-    insert(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
+def test_bugs_of_tasks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, change, cause = TASKS[name]
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
 
     def make() -> Task:
-        return DatesTask.setup_task(DatesConfig(), folder)
+        return DatesTask.setup_task(DatesConfig(), tmp_path)
 
     task = make()
-    model = randomize_(task.build_model(small_transformer()).double())
-    subject = Prepared(task, make, model, "valid")
-    outcomes = list(check(subject, TASK))
-    assert_found(outcomes, subject, cause)
+    subject = Prepared(task, make, randomize_(task.build_model(small_transformer()).double()), "valid")
+    assert_found(list(check(subject, TASK)), subject, cause)

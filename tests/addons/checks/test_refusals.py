@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from tests.refusals import refusals
+
+CACHE = Path(__file__).parents[3] / "examples" / "extending" / "cache.py"
+OWN = f"check common.user_dir={CACHE} model=transformer_tiny "
 
 test_components = refusals(
     ("check serach=beam", "there is no check 'serach=beam' (did you mean 'search'?); give"),
@@ -26,5 +31,6 @@ test_models = refusals(
     ("check model=fconv_tiny reading.dictionary=dict.txt", "reading.KEY applies only to path"),
     ("check model=fconv_tiny model.max_target_positions=12", "the checks need 40"),
     ("check model=fconv_tiny 'model.decoder_attention=[False] * 3'", "at least one decoder layer"),
+    (OWN + "cache=BFloat16Cach", "BFloat16Cach: the name is unknown (did you mean 'BFloat16Cache'?)"),
     ("check model=fconv_tiny cache=GrowingCache", "the decoder has no attention"),
 )

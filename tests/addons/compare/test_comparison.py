@@ -17,12 +17,12 @@ from seqgen.addons.compare.comparison import Options, compare, text_report
 from seqgen.addons.compare.significance import System
 from seqgen.cli.score import system_names
 from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, register_metric
-from tests.commands import command, sentences
+from tests.commands import done, sentences
 
 COUNT = 40
 
 
-def write(folder: Path) -> dict[str, Path]:
+def write(folder: Path) -> dict[str, list[str]]:
     """Three systems with 1 in 2, 4 and 7 sentences cut short, and two references; one of them has other articles."""
     pairs = sentences(0, COUNT)
     texts = {"source.en": [pair[0] for pair in pairs], "one.de": [pair[1] for pair in pairs]}
@@ -34,23 +34,19 @@ def write(folder: Path) -> dict[str, Path]:
         ]
     for name, lines in texts.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return {name: folder / name for name in texts}
+    return texts
 
 
-def files(paths: dict[str, Path]) -> list[str]:
-    systems = ",".join(str(paths[f"{name}.hyp"]) for name in "abc")
-    return [f"hypothesis=[{systems}]", f"reference=[{paths['one.de']},{paths['two.de']}]"]
+def files(folder: Path) -> list[str]:
+    systems = ",".join(f"{folder}/{name}.hyp" for name in "abc")
+    return [f"hypothesis=[{systems}]", f"reference=[{folder}/one.de,{folder}/two.de]"]
 
 
-def lines(paths: dict[str, Path], name: str) -> list[str]:
-    return paths[name].read_text(encoding="utf-8").splitlines()
-
-
-def of_sacrebleu(paths: dict[str, Path], seed: int, test: str) -> list[list[Any]]:
+def of_sacrebleu(texts: dict[str, list[str]], seed: int, test: str) -> list[list[Any]]:
     """For each metric, sacreBLEU's result of each system."""
-    references = [lines(paths, "one.de"), lines(paths, "two.de")]
+    references = [texts["one.de"], texts["two.de"]]
     metrics: Any = {metric.__name__: metric(references=references) for metric in (BLEU, CHRF, TER)}
-    systems = [(name, lines(paths, f"{name}.hyp")) for name in "abc"]
+    systems = [(name, texts[f"{name}.hyp"]) for name in "abc"]
     with mock.patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
         _, found = PairedTest(systems, metrics, None, test)()
     return [*found.values()][1:]  # the first ones are the names
@@ -59,12 +55,11 @@ def of_sacrebleu(paths: dict[str, Path], seed: int, test: str) -> list[list[Any]
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [7, 12345])
 def test_the_numbers_are_those_of_sacrebleu(tmp_path: Path, seed: int) -> None:
-    paths = write(tmp_path)
-    outcome = command("score", *files(paths), "json=-", f"compare.seed={seed}")
-    assert outcome.code == 0, outcome.err
+    texts = write(tmp_path)
+    outcome = done("score", *files(tmp_path), "json=-", f"compare.seed={seed}")
     found = json.loads(outcome.out)
     assert (found["systems"], found["seed"]) == (["a", "b", "c"], seed)
-    bootstrap, trials = (of_sacrebleu(paths, seed, test) for test in ("bs", "ar"))
+    bootstrap, trials = (of_sacrebleu(texts, seed, test) for test in ("bs", "ar"))
     for metric, of_bootstrap, of_trials in zip(("bleu", "chrf", "ter"), bootstrap, trials, strict=True):
         systems = found["metrics"][metric]["systems"]
         for own, one, other in zip(systems, of_bootstrap, of_trials, strict=True):
@@ -73,19 +68,18 @@ def test_the_numbers_are_those_of_sacrebleu(tmp_path: Path, seed: int) -> None:
 
 
 def test_the_table_and_the_json(tmp_path: Path) -> None:
-    paths = write(tmp_path)
-    outcome = command(
-        "score", *files(paths), f"source={paths['source.en']}", f"json={tmp_path}/c.json",
+    texts = write(tmp_path)
+    outcome = done(
+        "score", *files(tmp_path), f"source={tmp_path}/source.en", f"json={tmp_path}/c.json",
         "compare.tests=bootstrap", "metrics=[chrf,exact_match]", "compare.examples=2",
     )  # fmt: skip
-    assert outcome.code == 0, outcome.err
     table = outcome.out.partition("chrf: nrefs:2|")[0]
     assert max(map(len, table.splitlines())) <= 80
     found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     for metric in ("chrf", "exact_match"):
         for own in found["metrics"][metric]["systems"]:
             assert f"{own['score']:.2f}" in table
-    exact = sum(a in pair for a, *pair in zip(*(lines(paths, x) for x in ("c.hyp", "one.de", "two.de")), strict=True))
+    exact = sum(a in pair for a, *pair in zip(*(texts[x] for x in ("c.hyp", "one.de", "two.de")), strict=True))
     assert found["metrics"]["exact_match"]["systems"][2]["score"] == pytest.approx(100 * exact / COUNT)
     assert [(item["system"], len(item["sentences"])) for item in found["changed"]] == [("b", 2), ("c", 2)]
     assert outcome.out.count("source     ") == outcome.out.count("\nline ") == 4
@@ -107,15 +101,14 @@ def test_equal_scores_are_not_significant(same: bool, bootstrap: bool) -> None:
 
 
 def test_verdicts_know_error_rates(tmp_path: Path) -> None:
-    paths = write(tmp_path)
-    systems = [System(name, lines(paths, f"{name}.hyp")) for name in "ac"]
-    texts = Texts([], lines(paths, "one.de"))
-    found = compare(systems, texts, Options(["ter", "chrf"], randomization=False))
-    assert found.results["ter"][1].score < found.results["ter"][0].score
-    assert (found.verdict("ter", 1), found.verdict("chrf", 1)) == ("better", "better")
-    assert "▲" in text_report(found)
-    reverse = compare(systems[::-1], texts, Options(["ter", "chrf"], randomization=False))
-    assert (reverse.verdict("ter", 1), reverse.verdict("chrf", 1)) == ("worse", "worse")
+    texts = write(tmp_path)
+    systems = [System(name, texts[f"{name}.hyp"]) for name in "ac"]
+    for order, verdict, sign in ((systems, "better", "▲"), (systems[::-1], "worse", "▼")):
+        found = compare(order, Texts([], texts["one.de"]), Options(["ter", "chrf"], randomization=False))
+        assert (found.verdict("ter", 1), found.verdict("chrf", 1)) == (verdict, verdict)
+        assert sign in text_report(found)
+        first, second = (own.score for own in found.results["ter"])
+        assert (second < first) == (verdict == "better")
 
 
 def test_changes_for_the_worse_are_shown_too() -> None:

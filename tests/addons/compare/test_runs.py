@@ -15,15 +15,7 @@ import yaml
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.addons.compare.curves import charts
-from seqgen.addons.compare.runs import (
-    MISSING,
-    as_dict,
-    differences,
-    read_run,
-    read_runs,
-    sort_runs,
-    text_table,
-)
+from seqgen.addons.compare.runs import MISSING, as_dict, differences, read_run, read_runs, sort_runs, text_table
 from seqgen.checkpoints.run_config import flatten
 from seqgen.cli.keys import keys_of
 from seqgen.cli.provenance import PROVENANCE, read_sessions, versions
@@ -109,9 +101,8 @@ def test_sorting(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_damaged_runs_are_shown(tmp_path: Path, file: str, content: bytes | None) -> None:
     folders = [make_run(tmp_path / name) for name in "ab"]
-    (folders[0] / file).unlink(missing_ok=True)
-    if content is not None:
-        (folders[0] / file).write_bytes(content)
+    damaged = folders[0] / file
+    damaged.write_bytes(content) if content is not None else damaged.unlink()
     runs = read_runs(folders)
     assert [line.split()[:2] for line in text_table(runs).splitlines()[1:3]] == [["1", "a"], ["2", "b"]]
     if not runs[0].config:

@@ -9,7 +9,7 @@ import pytest
 
 from seqgen.addons.confidence.calibration import Calibration, calibrated_settings, weights_fingerprint
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_FCONV, command, corpus, sentences, training_arguments
+from tests.commands import SMALL_FCONV, corpus, done, sentences, training_arguments
 from tests.text_models import text_model
 
 DECODE = ("generation.beam=2", "generation.max_len_b=14", "common.threads=1")
@@ -26,15 +26,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibrate")
     data = corpus(folder / "data")
     further = ("optimization.lr=[2e-2]", "optimization.max_update=40", "dataset.validate_interval=0")
-    outcome = command("train", *training_arguments(data, folder / "run"), *SMALL_FCONV, *further)
-    assert outcome.code == 0, outcome.err
+    done("train", *training_arguments(data, folder / "run"), *SMALL_FCONV, *further)
     for name, start in (("text", 500), ("other", 700)):
         for side, language in enumerate(("en", "de")):
             lines = "".join(pair[side] + "\n" for pair in sentences(start, 60))
             (folder / f"{name}.{language}").write_text(lines)
     files = (f"output={folder}/made.json", f"json={folder}/made.figures", f"picture={folder}/risk.svg")
-    outcome = command("calibrate", *text_of(folder, "text"), *files)
-    assert outcome.code == 0, outcome.err
+    outcome = done("calibrate", *text_of(folder, "text"), *files)
     assert "30 lines, of which" in outcome.out
     return folder
 

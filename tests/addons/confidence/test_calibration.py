@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from seqgen.addons.confidence.calibration import (
-    SMALLEST,
-    Calibration,
-    calibrated_settings,
-    fit_calibration,
-    measure_quality,
-    weights_fingerprint,
-)
+from seqgen.addons.confidence import calibration as module
+from seqgen.addons.confidence.calibration import Calibration, fit_calibration, measure_quality, weights_fingerprint
 from seqgen.config import GenerationConfig
 from seqgen.config.values import LARGEST_FLOAT
 from seqgen.core.errors import ConfigError
@@ -29,10 +22,8 @@ from seqgen.text.translator import Translator
 from tests.addons.confidence.conftest import MADE
 from tests.text_models import TEXTS, text_model
 
-Array = NDArray[np.float64]
 
-
-def law(count: int, seed: int) -> tuple[Array, NDArray[np.bool_], Array]:
+def law(count: int, seed: int) -> tuple[Any, Any, Any]:
     """Features, whether an output is good, and the true probability of that: a sigmoid of the first two features."""
     draw = np.random.default_rng(seed)
     values = draw.normal(size=(count, 3)) * [1, 10, 3] + [5, 0, 0]
@@ -64,8 +55,9 @@ def test_the_formula_of_a_probability() -> None:
     logit = 0.3 + 1.5 * (-0.4 + 0.5) / 0.2 - 0.25 * (-8 + 7) / 3
     assert MADE.probabilities(np.array([[-0.4, -8.0]])) == pytest.approx([1 / (1 + math.exp(-logit))])
     assert MADE.probabilities(np.array([[1e6, 0.0], [-1e6, 0.0]])).tolist() == [1.0, 0.0]
-    made = replace(MADE, scales=[SMALLEST] * 2, weights=[LARGEST_FLOAT, -LARGEST_FLOAT], centers=[LARGEST_FLOAT] * 2)
-    assert np.isfinite(made.probabilities(np.array([[-LARGEST_FLOAT, -LARGEST_FLOAT]]))).all()
+    large, least = LARGEST_FLOAT, module.SMALLEST
+    made = replace(MADE, scales=[least, least], weights=[large, -large], centers=[large, large])
+    assert np.isfinite(made.probabilities(np.array([[-large, -large]]))).all()
 
 
 @pytest.mark.parametrize(("lines", "risk"), [(50, 0.1), (200, 0.05), (39, 0.025)])
@@ -89,15 +81,8 @@ def test_the_promised_risk_is_kept_over_many_splits(lines: int, risk: float) -> 
 
 def test_thresholds_by_hand() -> None:
     """Of 199 lines, (k + 1) / 200 bounds the risk if k bad ones are above the threshold."""
-    assert MADE.risk_threshold(0.005) == 0.6
-    assert MADE.risk_threshold(0.0099) == 0.6
-    assert MADE.risk_threshold(0.01) == 0.3
-    assert MADE.risk_threshold(0.015) == 0.1
-    assert MADE.risk_threshold(0.02) == -1
+    assert list(map(MADE.risk_threshold, (0.005, 0.0099, 0.01, 0.015, 0.02))) == [0.6, 0.6, 0.3, 0.1, -1]
     assert replace(MADE, good=[0.9] * 996).risk_threshold(0.001) == 0.6, "the smallest number of lines for this risk"
-
-
-def test_a_share_of_the_held_out_lines() -> None:
     shares = (1 / 199, 0.01, 2 / 199, 4 / 199, 0.999, 1)
     assert [MADE.share_threshold(share) for share in shares] == [0.1, 0.1, 0.3, 0.6, 0.9, 1.0]
 
@@ -112,38 +97,31 @@ def test_a_line_without_an_output_is_marked(calibration: Path) -> None:
 def test_a_calibration_holds_for_other_keys_of_the_call_and_for_files_of_the_same_content(tmp_path: Path) -> None:
     of_the_call: dict[str, Any] = {"nbest": 2, "observers": ["x"], "batch_size": 3}
     cfg = GenerationConfig(beam=4, components={"search.groups": 2}, **of_the_call)
-    MADE.check("abc", calibrated_settings(cfg))
+    MADE.check("abc", module.calibrated_settings(cfg))
     file, copy = tmp_path / "one", tmp_path / "two"
     for path in (file, copy):
         path.write_text("w1\tw2\n")
-    one, two = (calibrated_settings(GenerationConfig(replace_unknown=str(path))) for path in (file, copy))
+    one, two = (module.calibrated_settings(GenerationConfig(replace_unknown=str(path))) for path in (file, copy))
     file.write_text("w1\tw3\n")
-    assert one == two != calibrated_settings(GenerationConfig(replace_unknown=str(file)))
-
-
-def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    MADE.save(tmp_path / "made.json")
-    assert Calibration.load(tmp_path / "made.json") == MADE
+    assert one == two != module.calibrated_settings(GenerationConfig(replace_unknown=str(file)))
+    MADE.save(file)
+    assert Calibration.load(file) == MADE
 
 
 def test_by_default_all_but_the_worst_quarter_is_good_enough() -> None:
     qualities = np.random.default_rng(0).permutation(np.repeat(np.arange(20.0), 20))
     found = fit_calibration(np.ones((400, 1)), qualities)
     assert len(found.bad) / 200 == pytest.approx(0.25, abs=0.07)
-    assert fit_calibration(np.ones((400, 1)), np.minimum(qualities + 17, 18)).quality == 18, (
-        "most lines have the highest quality"
-    )
+    most_have_the_highest = fit_calibration(np.ones((400, 1)), np.minimum(qualities + 17, 18))
+    assert most_have_the_highest.quality == 18
 
 
-def test_lines_without_an_output_are_not_measured() -> None:
+def test_references_are_compared_with_outputs_sources_and_outputs_of_other_lines() -> None:
+    """But not those of lines without an output."""
     translations = Translator(text_model(), beam=3).translate([TEXTS[0], "", TEXTS[1]])
     found = measure_quality(translations, [translations[0].text, "", "zz"], Chrf())
     assert [one.id for one in found.translations] == [0, 2]
     assert found.qualities == pytest.approx([100, 0])
-
-
-def test_references_are_compared_with_texts_that_do_not_belong_to_them() -> None:
-    """With the sources, and with outputs of other lines."""
     translations = Translator(text_model(), beam=3).translate(TEXTS[:3])
     outputs, sources = [one.text for one in translations], TEXTS[:3]
     found = measure_quality(translations, outputs[1:] + outputs[:1], Chrf())
@@ -164,6 +142,7 @@ def test_a_decode_has_probabilities_and_marks(calibration: Path) -> None:
     translator, made = Translator(text_model()), Calibration.load(calibration)
     keys: dict[str, Any] = {"beam": 3, "confidence": str(calibration), "review_risk": 0.005}
     whole = translator.translate([*TEXTS, ""], beam=3, nbest=3, quality_features=["mean_lprob", "nbest_entropy"])
+    assert any(one.features["nbest_entropy"] > 0 for one in whole[:-1])
     wanted = [1 / (1 + math.exp(-0.3 - 1.5 * (one.features["mean_lprob"] + 0.5) / 0.2)) for one in whole[:-1]]
     found = translator.translate([*TEXTS, ""], **keys)
     assert [one.confidence for one in found] == pytest.approx([*wanted, None])
@@ -203,11 +182,3 @@ def test_a_paragraph_is_as_certain_as_its_least_certain_sentence(calibration: Pa
     assert [one.confidence for one in whole.sentences] == separate
     assert (whole.confidence, whole.review) == (least, True), "one of the three sentences is marked"
     assert (rest.confidence, rest.review) == (others[0], False)
-
-
-def test_features_are_of_all_hypotheses_of_the_search() -> None:
-    """Also where only the best one is returned."""
-    keys = {"beam": 4, "max_len_b": 9, "quality_features": ["nbest_entropy", "nbest_similarity"]}
-    several, one = (Translator(text_model(), **keys, nbest=nbest).translate(TEXTS) for nbest in (4, 1))
-    assert [line.features for line in one] == [line.features for line in several]
-    assert any(line.features["nbest_entropy"] > 0 for line in one)

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from tests.addons.confidence.conftest import DECODE, text_of
-from tests.commands import command
+from tests.commands import Outcome, command, done
 
 
-def decode(place: Path, name: str, *further: str) -> str:
-    outcome = command("generate", f"path={place}/run", f"input={place}/{name}.en", *DECODE, *further,
-                      f"generation.confidence={place}/made.json")  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    return outcome.out
+def decode(place: Path, name: str, *further: str) -> Outcome:
+    keys = (*text_of(place, name)[:2], *DECODE, *further, f"generation.confidence={place}/made.json")
+    outcome = done("generate", *keys)
+    return outcome
 
 
 def test_the_calibration_and_its_figures(place: Path) -> None:
@@ -27,8 +26,8 @@ def test_the_calibration_and_its_figures(place: Path) -> None:
     assert "<svg" in (place / "risk.svg").read_text()
 
 
-def records_of(outcome: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in outcome.splitlines() if line.startswith("{")]
+def records_of(outcome: Outcome) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in outcome.out.splitlines() if line.startswith("{")]
 
 
 def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
@@ -38,23 +37,20 @@ def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
     threshold = sorted([*made["good"], *made["bad"]])[14]
     assert [record["review"] for record in records] == [record["confidence"] <= threshold for record in records]
     assert threshold in [record["confidence"] for record in records], "a line at the threshold is marked"
-    table = [line for line in decode(place, "text", "format=tsv", mark).splitlines() if "\t" in line]
+    table = [line for line in decode(place, "text", "format=tsv", mark).out.splitlines() if "\t" in line]
     header, *rows = [line.split("\t") for line in table]
     assert header == ["source", "output", "score", "confidence", "review"]
     assert [[row[1], *row[3:]] for row in rows] == [
         [one["hypotheses"][0]["text"], f"{one['confidence']:.4f}", "review" if one["review"] else ""] for one in records
     ]
-    arguments = (f"output={tmp_path}/out.tsv", "job.part_lines=25", "format=tsv", mark)
-    outcome = command("generate", f"path={place}/run", f"input={place}/text.en", *DECODE, *arguments,
-                      f"generation.confidence={place}/made.json")  # fmt: skip
-    assert f"{sum(one['review'] for one in records)} of 60 lines are marked for review" in outcome.err
+    job = decode(place, "text", f"output={tmp_path}/out.tsv", "job.part_lines=25", "format=tsv", mark)
+    assert f"{sum(one['review'] for one in records)} of 60 lines are marked for review" in job.err
     assert (tmp_path / "out.tsv").read_text().splitlines() == table, "a job has one header, too"
 
 
 def test_another_text_is_examined(place: Path, tmp_path: Path) -> None:
     made = f"generation.confidence={place}/made.json"
-    outcome = command("calibrate", *text_of(place, "other"), made, "generation.review_risk=0.2", "json=-")
-    assert outcome.code == 0, outcome.err
+    outcome = done("calibrate", *text_of(place, "other"), made, "generation.review_risk=0.2", "json=-")
     figures = json.loads(outcome.out)
     marked = [one["review"] for one in records_of(decode(place, "other", "format=json", "generation.review_risk=0.2"))]
     assert 0 < sum(marked) < 60

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
-from seqgen.addons.confidence.report import (
-    ConfidenceReport,
-    area_under_roc,
-    calibration_error,
-    estimate,
-    found_by_reading,
-    rank_correlation,
-)
-
-Array = NDArray[np.float64]
+from seqgen.addons.confidence import report as stats
+from seqgen.addons.confidence.report import ConfidenceReport
 
 
-def sample(count: int = 200, seed: int = 0) -> tuple[Array, Array]:
+def sample(count: int = 200, seed: int = 0) -> tuple[Any, Any]:
     """Scores with ties, and qualities that go with them."""
     draw = np.random.default_rng(seed)
     scores = draw.integers(0, 30, count) / 30
@@ -32,23 +24,24 @@ def sample(count: int = 200, seed: int = 0) -> tuple[Array, Array]:
 def test_rank_statistics_are_those_of_the_packages() -> None:
     scores, qualities = sample()
     bad = (qualities < 40).astype(float)
-    assert rank_correlation(scores, qualities) == pytest.approx(spearmanr(scores, qualities).statistic)
-    assert area_under_roc(scores, bad) == pytest.approx(roc_auc_score(bad, -scores))
-    assert math.isnan(area_under_roc(scores, np.zeros(200)))
-    assert math.isnan(rank_correlation(np.ones(200), qualities))
+    assert stats.rank_correlation(scores, qualities) == pytest.approx(spearmanr(scores, qualities).statistic)
+    assert stats.area_under_roc(scores, bad) == pytest.approx(roc_auc_score(bad, -scores))
+    assert math.isnan(stats.area_under_roc(scores, np.zeros(200)))
+    assert math.isnan(stats.rank_correlation(np.ones(200), qualities))
 
 
 def test_figures_by_hand() -> None:
     scores = np.array([0.9, 0.1, 0.2, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.95])
     bad = np.array([1.0, 1, 0, 0, 0, 0, 0, 0, 1, 0])
-    assert found_by_reading(scores, bad) == pytest.approx(2 / 3)  # the lowest three: 0.1, 0.2, 0.3
-    assert calibration_error(scores, 1 - bad) == pytest.approx(np.abs(scores - (1 - bad)).mean())  # bins of one line
-    assert calibration_error(np.full(100, 0.7), np.repeat([1.0, 0.0], 50)) >= 0.2
+    assert stats.found_by_reading(scores, bad) == pytest.approx(2 / 3)  # the lowest three: 0.1, 0.2, 0.3
+    # bins of one line
+    assert stats.calibration_error(scores, 1 - bad) == pytest.approx(np.abs(scores - (1 - bad)).mean())
+    assert stats.calibration_error(np.full(100, 0.7), np.repeat([1.0, 0.0], 50)) >= 0.2
 
 
 def test_an_interval_has_the_width_of_the_normal_distribution() -> None:
     values = np.random.default_rng(0).normal(size=400)
-    found = estimate(lambda column: float(column.mean()), values)
+    found = stats.estimate(lambda column: float(column.mean()), values)
     assert found.value == values.mean()
     assert found.high - found.low == pytest.approx(2 * 1.96 / 20, rel=0.15)
     assert found.low < found.value < found.high

@@ -61,35 +61,24 @@ def fit(count: int, quality: float | None) -> None:
     fit_calibration(np.ones((count, 1)), np.random.default_rng(0).permutation(np.arange(count) % 20.0), quality)
 
 
+check = partial(MADE.check, "abc")
 test_calibrations = refusals(
     # other models and settings
     (lambda: MADE.check("abd", MADE.settings), "made with another model"),
-    (
-        lambda: MADE.check("abc", {**MADE.settings, "beam": 5, "length_penalty": 0.6}),
-        "other values of generation.beam, generation.length_penalty;",
-    ),
-    (lambda: MADE.check("abc", {"beam": 4}), "other values of generation.components;"),
+    (lambda: check({**MADE.settings, "beam": 5, "unkpen": 1.0}), "other values of generation.beam, generation.unkpen;"),
+    (lambda: check({"beam": 4}), "other values of generation.components;"),
     (lambda calibration: translate(calibration, beam=4), "made.json: ", "other values of generation.beam"),
     # marks
     (lambda calibration: translate(calibration, review_risk=0.0), "review_risk=0.0 is below its minimum"),
     (lambda: Translator(text_model(), review_share=0.1), "review_share=0.1 has no effect without generation.confid"),
-    (
-        lambda calibration: translate(calibration, review_share=0.1, review_risk=0.1),
-        "both mark lines; remove one of them",
-    ),
-    (
-        lambda: replace(MADE, good=[0.9] * 197).risk_threshold(0.001),
-        "with 200 held-out lines a risk of 0.001 cannot be guaranteed; at least 999 are needed",
-    ),
+    (lambda calibration: translate(calibration, review_share=0.1, review_risk=0.1), "both mark lines; remove one"),
+    (lambda: replace(MADE, good=[0.9] * 197).risk_threshold(0.001), "with 200 held-out", "at least 999 are needed"),
     (lambda: MADE.share_threshold(0.005), "a share of 0.005 is less than one of 199 held-out lines"),
     # too little data
     (lambda: fit(400, 21), "0 of 200 outputs reach the quality 21, but both good and bad ones"),
     (lambda: fit(19, None), "needs 20 lines with an output, but there are 19"),
     # features
-    (
-        lambda: Translator(text_model(), quality_features=["boosted_lprob"]).translate(TEXTS),
-        "boosted_lprob needs generation.top_tokens=2 or more",
-    ),
+    (lambda: Translator(text_model(), quality_features=["boosted_lprob"]).translate(TEXTS), "top_tokens=2 or more"),
 )
 
 

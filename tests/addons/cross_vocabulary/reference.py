@@ -59,15 +59,12 @@ def all_joint_outputs(
     """Every combination of one complete output per member with one text: at most ``longest`` tokens before the end."""
 
     def outputs(scores: Scores, texts: list[bytes]) -> Iterator[tuple[tuple[int, ...], bytes, list[float]]]:
-        def extend(tokens: tuple[int, ...], text: bytes, lprobs: list[float]) -> Iterator[Any]:
-            after = scores(tokens)
-            for token, own in enumerate(texts):
-                if own == END and tokens:
-                    yield (*tokens, token), text, [*lprobs, after[token]]
-                elif own and own != END and len(tokens) < longest:
-                    yield from extend((*tokens, token), text + own, [*lprobs, after[token]])
-
-        yield from extend((), b"", [])
+        possible = [token for token, own in enumerate(texts) if own and own != END]
+        for count in range(1, longest + 1):
+            for chosen in itertools.product(possible, repeat=count):
+                tokens = (*chosen, texts.index(END))
+                lprobs = [scores(tokens[:place])[token] for place, token in enumerate(tokens)]
+                yield tokens, b"".join(texts[token] for token in chosen), lprobs
 
     each = [list(outputs(*pair)) for pair in zip(members, tables, strict=True)]
     found = [

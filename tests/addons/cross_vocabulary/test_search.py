@@ -17,14 +17,8 @@ from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.combinations import LogProbabilityMean
-from tests.addons.cross_vocabulary.reference import (
-    Found,
-    Pieces,
-    all_joint_outputs,
-    beam_search,
-    log_probabilities,
-    texts_of,
-)
+from tests.addons.cross_vocabulary import reference
+from tests.addons.cross_vocabulary.reference import Found, Pieces, texts_of
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, random_rule
 
@@ -50,10 +44,7 @@ def outputs(hypotheses: Sequence[Hypothesis]) -> Found:
 
 
 def assert_same(found: Found, expected: Found) -> None:
-    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
-    torch.testing.assert_close(
-        torch.tensor([score for _, score in found]), torch.tensor([score for _, score in expected]), rtol=0, atol=1e-6
-    )
+    assert found == [(tokens, pytest.approx(score, rel=0, abs=1e-6)) for tokens, score in expected]
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0)])
@@ -63,8 +54,8 @@ def test_a_wide_beam_finds_what_enumeration_finds(weights: tuple[float, float]) 
     found = generator(tokenizers, rules, weights, beam_size=60, max_len_b=3).generate(batch_of(SOURCES))
     scaled = [weight / sum(weights) for weight in weights]
     for source, own in zip(SOURCES, found, strict=True):
-        members = [log_probabilities(rule, tuple(source)) for rule in rules]
-        expected = all_joint_outputs(members, tables, scaled, 3)
+        members = [reference.log_probabilities(rule, tuple(source)) for rule in rules]
+        expected = reference.all_joint_outputs(members, tables, scaled, 3)
         # texts of 1 to 3 letters: 2 + 4 + 8, and one more for each way of joining the letters a and b
         assert len(expected) == 14 + 1 + 4
         assert_same(outputs(own), expected)
@@ -73,10 +64,8 @@ def test_a_wide_beam_finds_what_enumeration_finds(weights: tuple[float, float]) 
 def random_vocabularies(seed: int) -> list[list[str]]:
     """A member with all letters, and one or two that often cannot generate the rest of a text."""
     draw = random.Random(seed)
-    others = [
-        ["".join(draw.choices("abc", k=draw.choice([1, 2, 2, 3]))) for _ in range(6)] for _ in range(1 + seed % 2)
-    ]
-    return [["a", "b", "c", "ab", "bca"], *others]
+    words = ["".join(draw.choices("abc", k=draw.choice([1, 2, 2, 3]))) for _ in range(6 * (1 + seed % 2))]
+    return [["a", "b", "c", "ab", "bca"], *(words[begin : begin + 6] for begin in range(0, len(words), 6))]
 
 
 GROUPS = [
@@ -96,8 +85,8 @@ def test_each_step_has_the_best_joint_continuations(seed: int, beam: int) -> Non
     rules, tables = rules_of(tokenizers, 10 * seed), [texts_of(one) for one in tokenizers]
     found = generator(tokenizers, rules, weights, beam_size=beam, max_len_b=6).generate(batch_of(SOURCES))
     for source, own in zip(SOURCES, found, strict=True):
-        members = [log_probabilities(rule, tuple(source)) for rule in rules]
-        expected = beam_search(members, tables, weights, 6, beam)
+        members = [reference.log_probabilities(rule, tuple(source)) for rule in rules]
+        expected = reference.beam_search(members, tables, weights, 6, beam)
         assert expected or own[0].tokens[-1] != 2, "if nothing can end, one output is cut off"
         if expected:
             assert_same(outputs(own), expected)
@@ -126,11 +115,7 @@ def test_equal_vocabularies_without_prefixes_give_the_plain_ensemble() -> None:
 
 def spoken(rule: Rule) -> Rule:
     """The rule without tokens that have no text, which agreement never generates."""
-
-    def without(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
-        return rule(source, history).index_fill(0, torch.tensor([0, 1, 3]), -torch.inf)
-
-    return without
+    return lambda source, history: rule(source, history).index_fill(0, torch.tensor([0, 1, 3]), -torch.inf)
 
 
 def test_few_tokens_are_tried_as_the_longest_text() -> None:

@@ -23,7 +23,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePiece
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
-from tests.commands import command
+from tests.commands import done
 from tests.pretrained_folders import write_folder
 from tests.refusals import Row, refusals
 from tests.scripted_model import dictionary
@@ -34,28 +34,7 @@ TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "V
 LINES = ["ein Hund", "der Mann sieht Vögel und einen Fluß und Hunde", "", "März"]
 
 
-def whitespace() -> Tokenizer:
-    words = Dictionary()
-    for word in sorted({word for line in TEXT for word in line.split()}):
-        words.add_symbol(word)
-    return WhitespaceTokenizer(words)
-
-
-def pieces(size: int) -> Tokenizer:
-    return SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=size))
-
-
-def t5() -> Tokenizer:
-    return make_tokenizer(t5_files(train_sentencepiece(TEXT, vocab_size=33, special_ids=T5_IDS), extra_ids=2))
-
-
-TOKENIZERS = {
-    "whitespace": whitespace,
-    "pieces": lambda: pieces(35),
-    "other pieces": lambda: pieces(30),
-    "t5": t5,
-    "bytes": lambda: make_tokenizer(byte_files()),
-}
+TOKENIZERS = ("whitespace", "pieces", "other pieces", "t5", "bytes")
 PRETRAINED = [
     *("BartTokenizer", "MarianTokenizer", "M2M100Tokenizer", "PegasusTokenizer"),
     *("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"),
@@ -64,7 +43,13 @@ PRETRAINED = [
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Tokenizer]:
-    return {name: make() for name, make in TOKENIZERS.items()}
+    words = Dictionary()
+    for word in sorted({word for line in TEXT for word in line.split()}):
+        words.add_symbol(word)
+    pieces, other = (SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=size)) for size in (35, 30))
+    t5 = make_tokenizer(t5_files(train_sentencepiece(TEXT, vocab_size=33, special_ids=T5_IDS), extra_ids=2))
+    made = (WhitespaceTokenizer(words), pieces, other, t5, make_tokenizer(byte_files()))
+    return dict(zip(TOKENIZERS, made, strict=True))
 
 
 @pytest.mark.parametrize("name", [*TOKENIZERS, *PRETRAINED])
@@ -106,8 +91,8 @@ def toolkits(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-def toolkit_folder(toolkits: list[Path]) -> Path:
-    return toolkits[0].parent
+def words_of_fairseq(toolkits: list[Path]) -> Path:
+    return toolkits[1].with_name("dict.txt")
 
 
 @pytest.fixture
@@ -133,13 +118,11 @@ GROUPS = [(0, 1), (2, 1, 3), (4, 5, 6), *(pytest.param(group, marks=pytest.mark.
 
 def results(found: list[Translation]) -> list[Any]:
     """Texts, all members' tokens, and scores."""
-    return [
-        [
-            (item.text, [tokens.tolist() for tokens in item.member_tokens or ()], pytest.approx(item.score))
-            for item in one.hypotheses
-        ]
-        for one in found
-    ]
+
+    def of(item: Any) -> tuple[Any, ...]:
+        return item.text, [tokens.tolist() for tokens in item.member_tokens], pytest.approx(item.score)
+
+    return [list(map(of, one.hypotheses)) for one in found]
 
 
 SETTINGS: dict[str, Any] = {"beam": 6, "nbest": 6, "max_len_b": 12, "max_len_a": 0, "min_len": 1, "length_penalty": 1.0}
@@ -215,10 +198,8 @@ test_what_needs_one_vocabulary = refusals(
         "Unspelled does not return the bytes of its tokens",
     ),
     ("diff path={three} input=-", "different target vocabularies cannot be recorded"),
-    (
-        "generate path={three} input=- reading.dictionary={toolkit_folder}/fairseq/dict.txt",
-        "fairseq/dict.txt: line 1 has no token with its id",  # it is no vocabulary of Marian
-    ),
+    # it is no vocabulary of Marian
+    ("generate path={three} input=- reading.dictionary={words_of_fairseq}", "line 1 has no token with its id"),
 )
 
 
@@ -266,16 +247,10 @@ UNREADABLE = [*LINES, "日本 🙂 und der Hund", "x"]
 
 
 def test_the_command_writes_tokens_and_scores_of_each_member(three: str) -> None:
-    keys = (
-        "generation.length_penalty=1",
-        "generation.nbest=2",
-        "generation.min_len=4",
-        "generation.max_len_b=15",
-        "combination.weights=[2,1,1]",
-    )
+    keys = [f"generation.{key}" for key in ("length_penalty=1", "nbest=2", "min_len=4", "max_len_b=15")]
+    keys.append("combination.weights=[2,1,1]")
     text = "".join(f"{line}\n" for line in UNREADABLE).encode()
-    outcome = command("generate", f"path={three}", "input=-", "format=json", *keys, stdin=text)
-    assert outcome.code == 0, outcome.err
+    outcome = done("generate", f"path={three}", "input=-", "format=json", *keys, stdin=text)
     assert outcome.err.count("as a cross-vocabulary ensemble") == 1
     rows = [json.loads(line) for line in outcome.out.splitlines()]
     assert [row["source"] for row in rows] == UNREADABLE

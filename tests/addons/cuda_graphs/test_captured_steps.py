@@ -10,6 +10,7 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -76,19 +77,6 @@ def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]]
         return decode(name, "gpu", {**options, "cuda_graphs": True}), counts
 
 
-def count_replays(device: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """A list that gets one entry at each replay."""
-    found: list[None] = []
-
-    class Counted(GRAPHS[device]):  # type: ignore[misc]
-        def replay(self) -> None:
-            found.append(None)
-            super().replay()
-
-    monkeypatch.setitem(GRAPHS, device, Counted)
-    return found
-
-
 @pytest.mark.parametrize(
     ("device", "name", "option"),
     [
@@ -96,14 +84,13 @@ def count_replays(device: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
         *(pytest.param("cuda", *pair, marks=needs_gpu) for pair in PAIRS),
     ],
 )
-def test_hypotheses_are_the_same(
-    device: str, name: str, option: str, reasons: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with recording_gpu() if device == "gpu" else nullcontext(), monkeypatch.context() as patch:
-        replays = count_replays(device, patch)
-        found = decode(name, device, {**OPTIONS[option], "cuda_graphs": True})
+def test_hypotheses_are_the_same(device: str, name: str, option: str, reasons: set[str]) -> None:
+    with recording_gpu() if device == "gpu" else nullcontext():
+        replay = GRAPHS[device].replay
+        with mock.patch.object(GRAPHS[device], "replay", autospec=True, side_effect=replay) as replayed:
+            found = decode(name, device, {**OPTIONS[option], "cuda_graphs": True})
     assert_equal(found, decode(name, "cpu", OPTIONS[option]), 1e-9 if device == "gpu" else 1e-5)
-    assert len(replays) > 4
+    assert replayed.call_count > 4
     assert not reasons
 
 
@@ -122,8 +109,7 @@ def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPat
         """Of four more steps."""
         with recording_gpu() as counts:
             models = [sharp("transformer_tiny", seed).to("gpu") for seed in range(members)]
-            batch = batch_of([[5, 6, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to("gpu")
-            found = []
+            batch, found = sentences("transformer_tiny", [5, 6]), []
             for steps in (9, 5, 9):  # the first decode records
                 counts.clear()
                 options = {"beam_size": 4, "min_len": steps, "max_len": steps, "cuda_graphs": True}
@@ -180,12 +166,20 @@ def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
         assert counts.launches["replay"] >= 8
 
 
-def test_recordings_do_not_keep_a_model() -> None:
+def test_recordings_keep_layouts_of_weights_and_no_model() -> None:
     with recording_gpu():
-        model, generator = on_gpu("t5_tiny", max_len=5, min_len=5)
+        model, generator = on_gpu("fconv_tiny", max_len=9, min_len=5)
         gone = weakref.ref(model.decoder)
-        generator.generate(sentences("t5_tiny", [5]))
+        generator.generate(sentences("fconv_tiny", [5, 6, 7]))
         assert captured._STEPS[model.decoder]
+        modules = model.decoder.modules()
+        kept = [made for module in modules for _, made in vars(module).get("_kept", {}).values()]
+        layouts = [weakref.ref(made) for made in kept if isinstance(made, Tensor)]
+        del kept, modules
+        model.train()
+        gc.collect()
+        assert layouts
+        assert all(layout() is not None for layout in layouts), "a graph reads them, though the modules drop them"
         del model, generator
         gc.collect()
     assert gone() is None
@@ -218,11 +212,10 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
     """It would stay as it was when the step was recorded."""
 
     def counted(device: str) -> list[list[Hypothesis]]:
-        model = sharp("transformer_tiny", 0)
+        model = sharp("transformer_tiny", 0).to(device)
         model.decoder.layers[0].self_attn.__class__ = _Counting  # type: ignore[union-attr]
-        model.to(device)
         options = {"beam_size": 3, "max_len": 9, "cuda_graphs": True, "beam_indirection": False}
-        batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, ZOO["transformer_tiny"].padded_left).to(device)
+        batch = sentences("transformer_tiny", [5, 6, 7], [8], device=device)
         return make_generator([model], tiny_dictionary(), **options).generate(batch)
 
     wanted = counted("cpu")
@@ -231,14 +224,16 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
     assert any("calls" in reason for reason in reasons)
 
 
-def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
+def test_hooks_are_called_at_every_step_and_autocast_is_not_recorded(reasons: set[str]) -> None:
     calls: list[Any] = []
     with recording_gpu():
         model, generator = on_gpu("transformer_tiny", min_len=9, max_len=9)
         model.decoder.layers[0].register_forward_hook(lambda *arguments: calls.append(arguments))
         generator.generate(sentences("transformer_tiny", [5, 6, 7]))
+        with torch.autocast("gpu", torch.bfloat16):
+            decode("t5_tiny", "gpu", {"cuda_graphs": True})
     assert len(calls) == 9
-    assert any("hooks" in reason for reason in reasons)
+    assert [any(word in reason for reason in reasons) for word in ("hooks", "autocast")] == [True, True]
 
 
 def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,15 +244,11 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
     sources = [torch.randint(4, 9, (n,), generator=random).tolist() for n in range(1, 21)]
     sizes = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 1, "lazy_compaction": False}
     wanted = plainly("t5_tiny", sentences("t5_tiny", *sources, device="cpu"), **sizes)
-    loads: list[int] = []
-    load = CapturedStep.load
-    monkeypatch.setattr(
-        CapturedStep, "load", lambda step, begin: (loads.append(step.shape.sentences), load(step, begin))
-    )
-    with recording_gpu() as counts:
+    load = mock.patch.object(CapturedStep, "load", autospec=True, side_effect=CapturedStep.load)
+    with recording_gpu() as counts, load as loads:
         found = on_gpu("t5_tiny", **sizes)[1].generate(sentences("t5_tiny", *sources))
     assert_equal(found, wanted, 1e-9)
-    assert loads == [32, 4, 1]
+    assert [call.args[0].shape.sentences for call in loads.call_args_list] == [32, 4, 1]
     assert counts.launches["replay"] == max(len(one.tokens) for each in found for one in each) - 1
 
 
@@ -265,10 +256,9 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
 def test_bfloat16(name: str, beam: int) -> None:
     """On the same device, up to rounding: the sums of attention have more positions, hidden ones."""
     random = torch.Generator().manual_seed(5)
-    sources = [[*torch.randint(4, 9, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
+    sources = [torch.randint(4, 9, (n,), generator=random).tolist() for n in (4, 1, 7, 2, 5)]
     with recording_gpu() as counts:
-        model = sharp(name, 0).to("gpu", torch.bfloat16)
-        batch = batch_of(sources, PAD, ZOO[name].padded_left).to("gpu")
+        model, batch = sharp(name, 0).to("gpu", torch.bfloat16), sentences(name, *sources)
         eager, replays = (
             make_generator([model], tiny_dictionary(), beam_size=beam, max_len=9, cuda_graphs=captures)
             for captures in (False, True)
@@ -293,32 +283,9 @@ def test_a_wrong_first_replay_is_found(wrong: float, reasons: set[str], monkeypa
     assert reasons == ({"the first replayed step differs from the same step without a recording"} if wrong else set())
 
 
-def test_layouts_of_weights_outlive_training() -> None:
-    """A graph reads their memory, and ``train`` drops them from the modules."""
-    with recording_gpu():
-        model, generator = on_gpu("fconv_tiny", max_len=9)
-        generator.generate(sentences("fconv_tiny", [5, 6, 7]))
-        layouts = [
-            weakref.ref(made)
-            for module in model.decoder.modules()
-            for _, made in vars(module).get("_kept", {}).values()
-            if isinstance(made, Tensor)
-        ]
-        model.train()
-        gc.collect()
-        assert layouts
-        assert all(layout() is not None for layout in layouts)
-
-
-def test_autocast_is_not_recorded(reasons: set[str]) -> None:
-    with recording_gpu(), torch.autocast("gpu", torch.bfloat16):
-        decode("t5_tiny", "gpu", {"cuda_graphs": True})
-    assert any("autocast" in reason for reason in reasons)
-
-
+@pytest.mark.slow
 def test_forks_decode_as_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[Results] = []
-    found: list[Results] = []
+    wanted, found = list[Results](), list[Results]()
     plain = decode("transformer_tiny", "cpu", {})
     monkeypatch.setattr(Session, "run", branching(wanted, found, 3))
     with recording_gpu() as counts:
@@ -326,11 +293,6 @@ def test_forks_decode_as_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts.launches["replay"] > 4
     for one, two in zip(found, wanted, strict=True):
         assert_same(one, two, 1e-9)
-
-
-def test_steps_are_not_captured_on_a_cpu() -> None:
-    notes = Translator(text_model()).prepare(**{"fast.cuda_graphs": True}).notes
-    assert notes == ["fast.cuda_graphs has no effect: steps are recorded on cuda, not on cpu"]
 
 
 @pytest.mark.parametrize(
@@ -342,8 +304,10 @@ def test_steps_are_not_captured_on_a_cpu() -> None:
     ],
 )
 def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], reason: str) -> None:
+    model = text_model()
+    on_cpu = Translator(model).prepare(**{"fast.cuda_graphs": True}).notes
+    assert on_cpu == ["fast.cuda_graphs has no effect: steps are recorded on cuda, not on cpu"]
     with recording_gpu():
-        model = text_model()
         model.model.to("gpu")
         decoding = Translator(model, max_len_b=3, **settings, **{"fast.cuda_graphs": True}).prepare()
         assert decoding.notes == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from seqgen.addons.export.ctranslate2 import specification
 from seqgen.addons.export.onnx import export_graphs
 from tests.addons.export.test_ctranslate2 import of_model, of_zoo
 from tests.addons.export.test_export import needs_onnx
-from tests.commands import command
+from tests.commands import command, refused
 from tests.model_zoo import PAD, build, in_zoo, registered
 from tests.refusals import Row, refusals
 
@@ -47,7 +46,7 @@ def other_start_token() -> None:
     specification(loaded)
 
 
-def onnx(name: str, *words: str) -> Row:
+def of_onnx(name: str, *words: str) -> Row:
     return lambda: export_graphs(build(name, torch.float32), PAD), *words
 
 
@@ -56,24 +55,17 @@ def other_model(name: str, **changes: Any) -> Row:
 
 
 test_models = refusals(
-    onnx("transformer_lm_tiny", "only encoder-decoder"),
-    onnx("lstm_tiny", "cannot be exported"),
-    onnx("fconv_tiny", "contains that of a ParametrizedLinearizedConvolution"),
-    *(onnx(name, "contains that of a MergedAttention") for name in in_zoo("t5gemma2_tiny")),
+    of_onnx("transformer_lm_tiny", "only encoder-decoder"),
+    of_onnx("lstm_tiny", "cannot be exported"),
+    of_onnx("fconv_tiny", "contains that of a ParametrizedLinearizedConvolution"),
+    *(of_onnx(name, "contains that of a MergedAttention") for name in in_zoo("t5gemma2_tiny")),
     other_model("transformer_ssru", encoder_layers=1, decoder_layers=1),
     *map(other_model, in_zoo("transformer_lm_tiny", "fconv_tiny", "t5gemma_tiny")),
     (other_start_token, "is not one of the vocabulary's"),
 )
 
 
-@pytest.mark.parametrize(
-    ("format_", "module", "packages"),
-    [("export", "onnx", "onnx onnxscript onnxruntime"), ("ctranslate2", "ctranslate2", "ctranslate2")],
-)
-def test_a_missing_package_is_named(
-    format_: str, module: str, packages: str, there: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module_ = importlib.import_module(f"seqgen.addons.export.{module}")
-    monkeypatch.setattr(module_, "find_spec", lambda name: None)
-    outcome = command("convert", f"format={format_}", "path=model", f"output={there}/out")
-    assert (outcome.code, f"pip install {packages}\n" in outcome.err) == (2, True), outcome.err
+def test_a_missing_package_is_named(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form, module, packages in (("export", "onnx", "onnx onnxscript onnxruntime"), ("ctranslate2",) * 3):
+        monkeypatch.setattr(f"seqgen.addons.export.{module}.find_spec", lambda name: None)
+        refused(command("convert", f"format={form}", "path=model", f"output={there}/out"), f"pip install {packages}")

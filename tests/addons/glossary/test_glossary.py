@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from seqgen.addons.glossary.terms import Glossary, Term, met_terms, words_of
 from seqgen.text.translator import Translator
-from tests.commands import command
+from tests.commands import done
 from tests.text_models import text_model
 
 FILE = """\ufeffSource\tTarget\tnote
@@ -30,29 +30,28 @@ C++\tC++
 
 
 @pytest.fixture
-def glossary(tmp_path: Path) -> Glossary:
-    (tmp_path / "terms.tsv").write_text(FILE, encoding="utf-8", newline="")
-    return Glossary(tmp_path / "terms.tsv")
+def terms(tmp_path: Path) -> Path:
+    """A glossary with the terms w1, w2 and w5."""
+    (tmp_path / "terms.tsv").write_text("w1\tw9\nw2\tw10\nw5\tw10\n")
+    return tmp_path / "terms.tsv"
 
 
-@pytest.mark.parametrize(
-    ("text", "sources"),
-    [
-        ("a dog, a Dog and dogs", ["dog", "dog", "dogs"]),
-        ("a hot dog stand has hot dogs", ["hot dog stand", "dogs"]),
-        ("a hot dog and a dog", ["hot dog", "dog"]),
-        ("hotdog, doghouse, dog_", ["dog"]),
-        ("between us and the US", ["US"]),
-        ("C++ or C", ["C++"]),
-        ("小犬小", ["犬"]),
-        ("", []),
-    ],
-)
-def test_terms_are_whole_words_and_the_longest_counts(text: str, sources: list[str], glossary: Glossary) -> None:
-    assert [term.source for term in glossary.find(text)] == sources
+@pytest.fixture
+def glossary(terms: Path) -> Glossary:
+    terms.write_text(FILE, encoding="utf-8", newline="")
+    return Glossary(terms)
 
 
-def test_alternatives_come_from_bars_and_from_several_lines(glossary: Glossary) -> None:
+def test_terms_are_whole_words_and_the_longest_counts(glossary: Glossary) -> None:
+    """Alternatives come from bars and from several lines."""
+    for text, sources in {
+        "a dog, a Dog and dogs": ["dog", "dog", "dogs"],
+        "a hot dog stand has hot dogs": ["hot dog stand", "dogs"],
+        "a hot dog and a dog": ["hot dog", "dog"],
+        **{"hotdog, doghouse, dog_": ["dog"], "between us and the US": ["US"], "C++ or C": ["C++"]},
+        **{"小犬小": ["犬"], "": []},
+    }.items():
+        assert [term.source for term in glossary.find(text)] == sources
     found = {term.source: term.targets for term in glossary.find("dog dogs US")}
     assert found == {"dog": ("Hund", "Hunde", "Köter"), "dogs": ("Hund", "Hunde"), "US": ("USA",)}
 
@@ -69,22 +68,19 @@ def test_spans_never_overlap(tmp_path_factory: pytest.TempPathFactory, words: li
     path = tmp_path_factory.getbasetemp() / "spans.tsv"
     path.write_text("w1\ta\nw1 w2\tb\nw2 w3 w1\tc\n")
     found = [term.source for term in Glossary(path).find(" ".join(words))]
-    text = f" {' '.join(words)} "
-    for term in ("w2 w3 w1", "w1 w2", "w1"):  # the same by replacing the longest terms first
-        count = 0
-        while f" {term} " in text:
-            text = text.replace(f" {term} ", " | ", 1)
-            count += 1
-        assert found.count(term) == count
+    text = f" {'  '.join(words)} "  # two spaces, so that terms can follow each other
+    for term in (" w2  w3  w1 ", " w1  w2 ", " w1 "):  # the same by replacing the longest terms first
+        assert found.count(" ".join(term.split())) == text.count(term)
+        text = text.replace(term, " | ")
 
 
 @pytest.mark.parametrize(
     "line",
     ["x" * 400_000, "a" + "\u0345" * 30_000 + "\u0301" * 30_000 + "\u0316" * 30_000, "a " * 2000, "a b " * 50_000],
 )
-def test_a_line_costs_in_proportion_to_its_length(line: str, tmp_path: Path) -> None:
-    (tmp_path / "terms.tsv").write_text("".join(f"{'a ' * length}\tb\n" for length in range(1, 401)))
-    glossary = Glossary(tmp_path / "terms.tsv")
+def test_a_line_costs_in_proportion_to_its_length(line: str, terms: Path) -> None:
+    terms.write_text("".join(f"{'a ' * length}\tb\n" for length in range(1, 401)))
+    glossary = Glossary(terms)
     start = time.process_time()
     found = glossary.find(line)
     assert time.process_time() - start < 2
@@ -97,11 +93,10 @@ def test_words_are_those_of_the_normalized_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_outputs_have_the_terms(semantics: str, tmp_path: Path) -> None:
-    path = tmp_path / "terms.tsv"
-    path.write_text("w1\tw9|w10\nw2 w3\tw11 w12\nw4\tnothere\n")
+def test_outputs_have_the_terms(semantics: str, terms: Path) -> None:
+    terms.write_text("w1\tw9|w10\nw2 w3\tw11 w12\nw4\tnothere\n")
     translator = Translator(text_model(), beam=5, nbest=2, max_len_b=14, semantics=semantics)
-    first, second, third = translator.translate(["w1 w2 w3 w1", "w5 w6", "w4"], glossary=str(path))
+    first, second, third = translator.translate(["w1 w2 w3 w1", "w5 w6", "w4"], glossary=str(terms))
     assert [term.source for term in first.terms] == ["w1", "w2 w3", "w1"]
     assert first.terms_met == [True, True, True]
     assert first.constraints == ["w9|w10", "w11 w12", "w9|w10"]
@@ -112,33 +107,25 @@ def test_outputs_have_the_terms(semantics: str, tmp_path: Path) -> None:
     assert second.terms == []
     assert third.terms_met == [False]
     assert "the phrase 'nothere' is left out: not in the vocabulary: nothere" in third.notes
-    path.write_text("w5\tw13\n")  # a changed file is read again
-    assert translator.translate(["w5"], glossary=str(path))[0].terms_met == [True]
+    terms.write_text("w5\tw13\n")  # a changed file is read again
+    assert translator.translate(["w5"], glossary=str(terms))[0].terms_met == [True]
 
 
-def test_a_term_that_occurs_more_often_than_an_output_has_room_for(tmp_path: Path) -> None:
+def test_a_term_that_occurs_more_often_than_an_output_has_room_for(terms: Path) -> None:
     """The memory for phrases grows with the square of their number."""
-    (tmp_path / "terms.tsv").write_text("w1\tw9\n")
-    translator = Translator(text_model(), beam=2, max_len_b=4, max_len=4, glossary=str(tmp_path / "terms.tsv"))
+    translator = Translator(text_model(), beam=2, max_len_b=4, max_len=4, glossary=str(terms))
     (found,) = translator.translate(["w1 " * 900])
     assert (len(found.terms), len(found.constraints), found.hypotheses) == (900, 5, [])
     assert "no output within the maximum length has all phrases, so the output is empty" in found.notes
 
 
-def test_terms_and_phrases_of_the_line_are_both_met(tmp_path: Path) -> None:
-    path = tmp_path / "terms.tsv"
-    path.write_text("w1\tw9\nw2\tw10\n")
-    translator = Translator(text_model(), beam=5, max_len_b=14, glossary=str(path))
+def test_phrases_of_the_line_and_paragraphs(terms: Path) -> None:
+    translator = Translator(text_model(), beam=5, max_len_b=14, glossary=str(terms))
     (found,) = translator.translate(["w2 w1\tw11"], constraints="ordered")
     assert found.constraints == ["w11", "w10", "w9"]
     assert re.search(r"\bw11\b.*\bw10\b.*\bw9\b", found.text), "the phrase, then the terms in the order of the source"
-
-
-def test_paragraphs(tmp_path: Path) -> None:
-    path = tmp_path / "terms.tsv"
-    path.write_text("w1\tw9\nw5\tw10\n")
-    keys = {"input_split": "sentences", "input_split_lang": "en", "glossary": str(path)}
-    (found,) = Translator(text_model(), beam=4, max_len_b=8).translate(["Mw w1 . Xw w5 ! Mw w1 ."], **keys)
+    split = {"input_split": "sentences", "input_split_lang": "en"}
+    (found,) = translator.translate(["Mw w1 . Xw w5 ! Mw w1 ."], **split)
     assert len(found.sentences) == 3
     assert [term.source for term in found.terms] == ["w1", "w5", "w1"]
     assert found.terms_met == [True, True, True]
@@ -149,8 +136,7 @@ def test_json_and_summary_of_the_command(runs: Path, tmp_path: Path) -> None:
     terms.write_text("source\ttarget\ndog\tBall|Boot\nthe tree\tHund\nMan\tFrau\n", encoding="utf-8")
     source.write_text("the dog sees a man\nthe tree has a ball and the man finds a boat\n\nthe man has a dog\n")
     keys = (f"path={runs}/fconv", f"input={source}", f"generation.glossary={terms}", "generation.max_len_b=12")
-    outcome = command("generate", *keys, f"output={output}", "format=json")
-    assert outcome.code == 0, outcome.err
+    outcome = done("generate", *keys, f"output={output}", "format=json")
     found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     used = [(term, record["hypotheses"][0]["text"]) for record in found for term in record.get("terms", [])]
     assert [term["source"] for term, _ in used] == ["dog", "the tree", "dog"]

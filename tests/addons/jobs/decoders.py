@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from seqgen.addons.jobs.folder import JobFolder, manifest_of
 from seqgen.addons.jobs.job import Job
-from seqgen.addons.jobs.source import Plan, Source, plan_parts
+from seqgen.addons.jobs.source import Source, plan_parts
 from seqgen.addons.jobs.workers import Answered, Answers, Died, Event, Piece, Ready, Workers, answer
 from seqgen.core.errors import DecodingError
 from seqgen.system.progress import LineProgress
@@ -54,12 +55,9 @@ class Capitals:
         return "\n"
 
 
-@dataclass(frozen=True)
-class CapitalsBuilder:
-    """Makes ``Capitals`` in each worker; see ``Builder``."""
-
-    def __call__(self, number: int) -> Capitals:
-        return Capitals()
+def capitals(number: int) -> Capitals:
+    """What makes a decoder in each worker; see ``Builder``."""
+    return Capitals()
 
 
 @dataclass
@@ -122,41 +120,33 @@ class Bench:
     models: dict[str, str] = field(default_factory=lambda: {"model": "a"})
     messages: list[str] = field(default_factory=list)
 
-    @property
-    def source(self) -> Source:
-        return Source((self.root / "in.txt",))
-
     def write(self, lines: Sequence[str]) -> None:
         write_lines(self.root / "in.txt", lines)
 
-    def job(self, check: Callable[[], None] = lambda: None) -> tuple[Job, Plan]:
-        plan = plan_parts(self.source, self.part_lines)
+    def job(self, check: Callable[[], None] = lambda: None) -> Job:
+        source = Source((self.root / "in.txt",))
+        plan = plan_parts(source, self.part_lines)
         folder = JobFolder(self.root / "job", ".txt")
         folder.open(manifest_of(self.settings, self.models, self.part_lines, plan, {}), plan.parts)
-        log = self.messages.append
-        job = Job(folder, self.source, plan, FINGERPRINT, self.piece_lines, log, check)
-        return job, plan
+        return Job(folder, source, plan, FINGERPRINT, self.piece_lines, self.messages.append, check)
 
     def run(self, workers: Workers | None = None, job: Job | None = None) -> bytes:
         """Decode, merge, and write the ledger; return the merged output."""
-        job = job or self.job()[0]
-        plan = job.plan
+        job = job or self.job()
         if job.undone():
-            workers = workers or InlineWorkers()
-            job.run(workers, LineProgress(plan.lines, 0, 0, 0.0, self.messages.append))
+            job.run(workers or InlineWorkers(), LineProgress(job.plan.lines, 0, 0, 0.0, self.messages.append))
         job.folder.write_errors()
-        merged = self.root / "out.txt"
-        with open(merged, "wb") as file:
-            job.folder.merge(file, lambda: None)
-        return merged.read_bytes()
+        job.folder.merge(merged := io.BytesIO(), lambda: None)
+        return merged.getvalue()
 
 
 def outputs(lines: Sequence[str], first: int) -> list[str]:
     return [f"{number} {line.upper()}\n" for number, line in enumerate(lines, first)]
 
 
-def expected(lines: Sequence[str]) -> bytes:
-    return "".join(outputs(lines, 0)).encode()
+def expected(lines: Sequence[str], *failed: int) -> bytes:
+    """The output; a line that fails has an empty one."""
+    return "".join("\n" if number in failed else line for number, line in enumerate(outputs(lines, 0))).encode()
 
 
 def numbered(count: int) -> list[str]:

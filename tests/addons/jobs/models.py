@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.commands import command, corpus, sentences, training_arguments
+from tests.commands import SMALL_TRANSFORMER, corpus, done, sentences, training_arguments
 
-TINY = (
-    "model=transformer",
-    *(
-        f"model.{side}_{key}"
-        for side in ("encoder", "decoder")
-        for key in ("embed_dim=8", "ffn_embed_dim=8", "layers=1", "attention_heads=1")
-    ),
-    "optimization.max_update=3",
-)
 FAST = ("generation.beam=1", "generation.max_len_b=3", "common.threads=1")
 """Keys with which the model decodes some thousand lines per second."""
 
 
 def train(folder: Path) -> Path:
     """Train a model for three updates; its run folder."""
-    corpus(folder / "data")
-    outcome = command("train", *training_arguments(folder / "data", folder / "run"), *TINY)
-    assert outcome.code == 0, outcome.err
+    keys = training_arguments(corpus(folder / "data"), folder / "run")
+    done("train", *keys, *SMALL_TRANSFORMER, "optimization.max_update=3")
     return folder / "run"
 
 

@@ -15,8 +15,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.addons.jobs.models import FAST, texts, train, write_lines
 
@@ -62,13 +64,10 @@ class Soak:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.input, self.output = self.root / "in.txt", self.root / "out.txt"
-        self.folder = self.root / "out.txt.parts"
-        run = train(self.root)
-        write_lines(self.input, texts(self.lines))
-        self.common = (f"path={run}", f"input={self.input}", "generation.bit_exact=true", *FAST)
-        stream = generate(*self.common, f"output={self.root}/expected.txt")
-        assert stream.wait() == 0
+        self.output, self.folder = self.root / "out.txt", self.root / "out.txt.parts"
+        self.common = (f"path={train(self.root)}", f"input={self.root}/in.txt", "generation.bit_exact=true", *FAST)
+        write_lines(self.root / "in.txt", texts(self.lines))
+        assert generate(*self.common, f"output={self.root}/expected.txt").wait() == 0
         self.expected = (self.root / "expected.txt").read_bytes()
         assert self.expected.count(b"\n") == self.lines
 
@@ -81,10 +80,10 @@ class Soak:
             if self.outcomes:
                 self._take_away(self.rng.randint(0, PARTS // 2))
             while self._attempt(kills) != 0:
-                say(f"{self.kills.total()} kills: {dict(self.kills)}, {self.outcomes} jobs finished")
+                pass
             self._compare()
             self.outcomes += 1
-        say(f"{self.kills.total()} kills: {dict(self.kills)}, {self.outcomes} jobs finished")
+            say(f"{self.kills.total()} kills: {dict(self.kills)}, {self.outcomes} jobs finished")
 
     def _choices(self, kills: int) -> list[str]:
         """The kinds of the next kill: all until so many have happened, then those that have not; each by its share."""
@@ -94,13 +93,8 @@ class Soak:
     def _attempt(self, kills: int) -> int:
         """Run the command once, and perhaps kill it; its exit code."""
         part_lines = -(-self.lines // PARTS)
-        process = generate(
-            *self.common,
-            f"output={self.output}",
-            f"job.part_lines={part_lines}",
-            f"generation.buffer_size={max(1, part_lines // 6)}",
-            *self.engine,
-        )
+        sizes = (f"job.part_lines={part_lines}", f"generation.buffer_size={max(1, part_lines // 6)}")
+        process = generate(*self.common, f"output={self.output}", *sizes, *self.engine)
         try:
             while (choices := self._choices(kills)) and process.poll() is None:
                 what = self.rng.choice(choices)
@@ -120,11 +114,9 @@ class Soak:
     def _waited(self, process: subprocess.Popen[bytes], what: str) -> bool:
         """Wait for the moment of a kill; whether it has come before the process has ended."""
         if what in ("driver", "worker"):
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(self.rng.uniform(0, self.window))
-            except subprocess.TimeoutExpired:
-                return True
-            return False
+            return process.poll() is None
         while process.poll() is None:
             temporary, begin = (self.folder / "parts", ".part") if what == "writing" else (self.root, ".out.txt")
             if temporary.is_dir() and any(name.startswith(begin) for name in os.listdir(temporary)):
@@ -136,16 +128,18 @@ class Soak:
     def _take_away(self, count: int) -> None:
         """Remove the merged output, and some parts with their lines of the journal."""
         self.output.unlink()
-        journal = self.folder / "done.jsonl"
-        records = [json.loads(line) for line in journal.read_bytes().splitlines()]
         gone = self.rng.sample(range(PARTS), count)
         for index in gone:
             (self.folder / "parts" / f"part-{index:08d}.txt").unlink()
-        journal.write_text("".join(json.dumps(one) + "\n" for one in records if one["part"] not in gone))
+        kept = [record for record in self._journal() if record["part"] not in gone]
+        write_lines(self.folder / "done.jsonl", list(map(json.dumps, kept)))
+
+    def _journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "done.jsonl").read_bytes().splitlines()]
 
     def _compare(self) -> None:
         assert self.output.read_bytes() == self.expected
-        records = [json.loads(line) for line in (self.folder / "done.jsonl").read_bytes().splitlines()]
+        records = self._journal()
         assert sorted(record["part"] for record in records) == list(range(PARTS)), "a part was finished twice"
         assert sum(record["lines"] for record in records) == self.lines
         assert not (self.folder / "errors.jsonl").exists()
@@ -153,14 +147,11 @@ class Soak:
 
 def children(parent: int) -> list[int]:
     """The worker processes of a job: children that are not the tracker of ``multiprocessing``."""
-    found = []
     try:
-        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
+        found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
     except OSError:
         return []
-    return found
 
 
 def main(arguments: list[str]) -> None:

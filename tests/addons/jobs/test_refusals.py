@@ -25,6 +25,7 @@ test_keys = refusals(
 )
 
 test_places = refusals(
+    (HERE + "output=/proc/o", "cannot write output=/proc/o:"),  # before the models are loaded
     (HERE + "output=no/such/folder/out.txt", "does not exist"),
     (HERE, "there is no such file or folder"),
     (JOB + "job.folder={place}/in.txt", "is a file; give a folder"),

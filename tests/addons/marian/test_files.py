@@ -49,6 +49,11 @@ def options(model: Path, **values: Any) -> None:
     change(model, **{OPTIONS: np.frombuffer(yaml.safe_dump({**known, **values}).encode() + b"\0", dtype=np.int8)})
 
 
+def assert_refused(model: Path, words: str) -> None:
+    outcome = limited("generate", f"path={model}", "input=-", "output=-", stdin=b"no\n")
+    assert (outcome.code, outcome.err.count("\n"), words in outcome.err) == (2, 1, True), outcome.err
+
+
 def test_training_begins_without_dropout() -> None:
     """The file does not record it; a student of Firefox with a dropout of 0.1 has a loss of 9 instead of 1.7."""
     model = load_model(RECORDED / "transformer.npz").model
@@ -60,11 +65,9 @@ def test_training_begins_without_dropout() -> None:
 
 def test_other_forms_of_vocabularies(model: Path) -> None:
     tokens = ["</s>", "<unk>", *WORDS[:-3], "é", "\u2028", 'q"\t', "<pad>"]
-    lines = []
-    for index, token in enumerate(tokens):
-        plain = yaml.dump(token, allow_unicode=True, width=9999).partition("\n")[0]
-        quoted = yaml.dump(token, default_style='"', width=9999).strip()
-        lines.append(f"{plain}: {index}\n" if index % 2 else f"? {quoted}\n: {index}\r\n")
+    plain = [yaml.dump(token, allow_unicode=True, width=9999).partition("\n")[0] for token in tokens]
+    quoted = [yaml.dump(token, default_style='"', width=9999).strip() for token in tokens]
+    lines = (f"{plain[i]}: {i}\n" if i % 2 else f"? {quoted[i]}\n: {i}\r\n" for i in range(len(tokens)))
     model.with_name("vocab.yml").write_text("".join(lines), encoding="utf-8")
     resize(model, len(tokens))
     loaded = load_model(model)
@@ -94,11 +97,9 @@ def test_pieces_have_the_ids_of_the_vocabulary(model: Path) -> None:
     task, content = load_model(model).task, (model.parent / "source.spm").read_bytes()
     processor = load_processor(content, "")
     for text in TEXTS:
-        plain = text.removeprefix(">>de<<")
-        parts = re.split(r"(</s>|<pad>|<unk>)", plain)
-        pieces = [
-            p for part in parts if part for p in ([part] if part[:1] == "<" else processor.encode(part, out_type=str))
-        ]
+        plain, pieces = text.removeprefix(">>de<<"), []
+        for part in filter(None, re.split(r"(</s>|<pad>|<unk>)", plain)):
+            pieces += [part] if part[:1] == "<" else processor.encode(part, out_type=str)
         wanted = [{**ids, "<pad>": len(ids)}.get(piece, 1) for piece in [">>de<<"] * (plain != text) + pieces]
         assert task.source_tokenizer.encode(text) == wanted, text
     assert task.target_tokenizer.decode(task.target_tokenizer.encode("der Hund")) == "der Hund"
@@ -121,16 +122,12 @@ def test_a_sentencepiece_model_as_vocabulary(model: Path) -> None:
         load_model(model)
 
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "type": {"type": "s2s"},
-    "dec-cell": {"dec-cell": "", "transformer-decoder-autoreg": "rnn"},
-    "transformer-ffn-activation": {"transformer-ffn-activation": "gelu"},
-    "transformer-train-position-embeddings": {"transformer-train-position-embeddings": True},
-    "transformer-decoder-autoreg": {"transformer-decoder-autoreg": "average-attention"},
-    "right-left": {"right-left": True},
-    "dim-emb": {"dim-emb": "8"},
-    "enc-depth": {"enc-depth": 10**30},
-}
+REFUSED: list[dict[str, Any]] = [
+    *({"type": "s2s"}, {"dec-cell": "", "transformer-decoder-autoreg": "rnn"}, {"transformer-ffn-activation": "gelu"}),
+    *({"transformer-train-position-embeddings": True}, {"transformer-decoder-autoreg": "average-attention"}),
+    *({"right-left": True}, {"dim-emb": "8"}, {"enc-depth": 10**30}),
+]
+"""Options, the first of which is named."""
 
 
 class Evil:
@@ -152,12 +149,11 @@ def _deflated(model: Path) -> None:
     arrays = dict(np.load(model))
     with zipfile.ZipFile(model, "w") as archive:
         for number, (name, array) in enumerate(arrays.items()):
-            archive.writestr(f"{name}.npy", _saved(array=array), zipfile.ZIP_STORED if number else zipfile.ZIP_DEFLATED)
+            archive.writestr(f"{name}.npy", _saved(array), zipfile.ZIP_STORED if number else zipfile.ZIP_DEFLATED)
 
 
-def _saved(**arrays: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, arrays["array"], allow_pickle=True)
+def _saved(array: Any) -> bytes:
+    np.save(buffer := io.BytesIO(), array, allow_pickle=True)
     return buffer.getvalue()
 
 
@@ -168,7 +164,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "half a file": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), ARCHIVE),
     "nothing": (lambda path: path.write_bytes(b""), ARCHIVE),
     "a changed byte": (lambda path: path.write_bytes(path.read_bytes().replace(b"NUMPY", b"NUMPX", 1)), "Bad CRC-32"),
-    "a pickle": (lambda path: _entry(path, _saved(array=np.array([Evil()], dtype=object))), "Object arrays cannot be"),
+    "a pickle": (lambda path: _entry(path, _saved(np.array([Evil()], dtype=object))), "Object arrays cannot be"),
     "a huge array": (lambda path: _entry(path, HUGE), ARCHIVE),
     "code as header": (lambda path: _entry(path, CODE), ARCHIVE),
     "a long header": (lambda path: _entry(path, _array("(" * 60_000)), ARCHIVE),
@@ -194,7 +190,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         )
         for name in ("aliases of aliases", "deep brackets", "an object of Python", "a list that contains itself")
     },
-    **{f"the option {key}": (partial(options, **REFUSED[key]), key) for key in REFUSED},
+    **{f"the option {next(iter(given))}": (partial(options, **given), next(iter(given))) for given in REFUSED},
 }
 
 
@@ -203,10 +199,7 @@ def test_hostile_files(model: Path, fault: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(model.parent)
     damage, words = HOSTILE[fault]
     damage(model)
-    outcome = limited("generate", f"path={model}", "input=-", "output=-", stdin=b"no\n")
-    assert outcome.code == 2, outcome
-    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
-    assert words in outcome.err
+    assert_refused(model, words)
     assert not Path("evil").exists()
 
 
@@ -214,9 +207,8 @@ def test_the_first_vocabulary_of_decoder_yml_is_the_sources(model: Path) -> None
     shutil.copy(RECORDED / "untied.npz", model)
     orders = {"a": list(WORDS), "b": list(WORDS[::-1])}
     for name, words in orders.items():
-        lines = [yaml.dump(word).splitlines()[0] for word in ("</s>", "<unk>", *words)]
-        content = "".join(f"{line}: {index}\n" for index, line in enumerate(lines))
-        model.with_name(f"{name}.yml").write_text(content, encoding="utf-8")
+        ids = {word: index for index, word in enumerate(("</s>", "<unk>", *words))}
+        model.with_name(f"{name}.yml").write_text(yaml.dump(ids, sort_keys=False))
     for first, second in (("a", "b"), ("b", "a")):
         content = f"models: [{model.name}]\nvocabs: [x/{first}.yml, {second}.yml]\n"
         model.with_name("decoder.yml").write_text(content)

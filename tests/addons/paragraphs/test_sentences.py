@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import sentencex
@@ -62,15 +63,11 @@ class PanicException(BaseException):
     """Like that of a library in Rust."""
 
 
-def panic(language: str, text: str) -> list[str]:
-    raise PanicException("index 2 is not a char boundary")
-
-
-@pytest.mark.parametrize("segment", [panic, lambda language, text: text.split()], ids=["panic", "text is dropped"])
-def test_a_text_for_which_the_package_fails_is_not_split(
-    segment: Callable[[str, str], list[str]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("result", [PanicException("index 2"), lambda language, text: text.split()])
+def test_a_text_for_which_the_package_fails_or_drops_text_is_not_split(
+    result: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sentencex.segment", segment)
+    monkeypatch.setattr("sentencex.segment", mock.Mock(side_effect=result))
     why = "the rules for the language 'en' failed, so a part of the text is not split"
     assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "], (why,))
     for text in ("A b. C d.", "A b. C d.\nE f."):
@@ -98,35 +95,26 @@ def test_long_lines_have_the_sentences_of_short_ones(language: str) -> None:
     assert not split.notes
 
 
-@pytest.mark.parametrize(
-    ("unit", "lengths"),
-    [
-        ("word ", [WINDOW - WINDOW % 5 - 1, WINDOW - WINDOW % 5 - 1]),
-        ("w", [WINDOW, WINDOW]),
-        (" " + "w" * (WINDOW - 1), [WINDOW - 1, WINDOW - 1]),
-    ],
-    ids=["words", "a word", "long words"],
-)
-def test_a_sentence_of_more_than_a_window_is_decoded_in_parts(unit: str, lengths: list[int]) -> None:
+PARTS = {"word ": WINDOW - WINDOW % 5 - 1, "w": WINDOW, " " + "w" * (WINDOW - 1): WINDOW - 1}
+"""The length of the parts of a long text of each unit."""
+
+
+@pytest.mark.parametrize("unit", PARTS, ids=["words", "a word", "long words"])
+def test_a_sentence_of_more_than_a_window_is_decoded_in_parts(unit: str) -> None:
     text = (unit * 3 * WINDOW)[: 5 * WINDOW // 2]
     split = split_text(text, "en")
     assert split.joined(split.sentences) == text
-    assert [len(sentence) for sentence in split.sentences[:-1]] == lengths
+    assert [len(sentence) for sentence in split.sentences[:-1]] == [PARTS[unit]] * 2
     assert split.notes == (f"a sentence of more than {WINDOW} characters is decoded in parts",)
 
 
 def test_time_is_in_proportion_to_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Since the package takes quadratic time, it gets a part of the line at a time."""
-    sizes, segment = list[int](), sentencex.segment
-
-    def measured(language: str, text: str) -> list[str]:
-        sizes.append(len(text))
-        return list(segment(language, text))
-
-    monkeypatch.setattr("sentencex.segment", measured)
+    segment = mock.Mock(side_effect=sentencex.segment)
+    monkeypatch.setattr("sentencex.segment", segment)
     split_text("«A. " * (3 * WINDOW), "en")
-    assert max(sizes) <= WINDOW
-    assert len(sizes) <= 14
+    assert max(len(call.args[1]) for call in segment.mock_calls) <= WINDOW
+    assert segment.call_count <= 14
 
 
 def test_sentences_without_white_space_get_a_space_in_another_script() -> None:
@@ -178,8 +166,8 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
     sentences = [["W1 w5 w8.", "W2 w3!", "W4 w4 w6."], [], ["W3 w3.", "W7 w9?"], ["W2"]]
     found = translator.translate(texts, **SPLIT)
     alone = [[line.text for line in translator.translate(each)] for each in sentences]
-    (one, two, three), _, (four, five), _ = alone
-    wanted = [f"{one}  {two} \t{three}", "", f"  {four} {five} ", alone[3][0]]
+    (one, two, three), _, (four, five), (six,) = alone
+    wanted = [f"{one}  {two} \t{three}", "", f"  {four} {five} ", six]
     assert [(line.id, line.source, line.text) for line in found] == list(zip(range(4), texts, wanted, strict=True))
     assert [len(line.sentences) for line in found] == [3, 0, 2, 0], "one sentence is like a line that is not split"
     first, parts = found[0], found[0].sentences
@@ -192,37 +180,27 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
     sums = sum(float(part.hypotheses[0].positional_scores.sum()) for part in parts)
     assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
     assert found[1].notes == ["the line is empty, and so is its output"]
-    assert (
-        first.notes[0]
-        == "sentence 1: the model reads an unknown token in place of text that is not in its vocabulary: W1 w8."
-    )
+    assert first.notes[0].startswith("sentence 1: the model reads an unknown token in place of text")
     whole = translator.translate(texts[:1], **SPLIT, normalize_scores=False)[0]
     assert whole.score == pytest.approx(float(whole.hypotheses[0].positional_scores.sum()))
 
 
 def test_the_prefix_is_that_of_the_first_sentence(translator: Translator) -> None:
     (found,) = translator.translate(["W1 w5. W2 w3."], prefixes=["w4 w7"], **SPLIT)
-    assert found.text.startswith("w4 w7")
-    assert found.prefix == "w4 w7"
-    assert not found.sentences[1].prefix
+    assert (found.text[:5], found.prefix, found.sentences[1].prefix or "") == ("w4 w7", "w4 w7", "")
 
 
 def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> None:
     texts = ["W1 w5. W2 w3.", "W3 w4 w5. W6. W7 w8.", "W1 w5. W2 w3."]
     sampling = {**SPLIT, "sampling": True, "beam": 1, "max_len_b": 12}
     together = [line.text for line in translator.translate(texts, **sampling)]
-    decoding = translator.prepare(**sampling)
-    assert [line.text for line in decoding.translate(texts[1:], first_number=1)] == together[1:]
+    on_line = mock.Mock()
+    later = translator.prepare(**sampling).translate(texts[1:], on_line=on_line, first_number=1)
+    assert [line.text for line in later] == together[1:]
+    assert on_line.call_count == 2, "progress counts lines"
     assert together[0] != together[2], "another line has other random numbers"
     first, second = translator.translate(["W6. W1 w5 w8 w2.", "W1 w5 w8 w2. W6."], **sampling)
     assert first.sentences[1].text != second.sentences[0].text, "so has another sentence"
-
-
-def test_progress_counts_lines(translator: Translator) -> None:
-    decoding, calls = translator.prepare(**SPLIT), list[None]()
-    texts = ["W1 w5. W2 w3. W4.", "W3.", "W5. W6."]
-    list(decoding.translate(texts, on_line=lambda: calls.append(None)))
-    assert len(calls) == 3
 
 
 def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,16 +216,12 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator, m
         next(lines)
 
 
-@pytest.mark.parametrize(("code", "short"), [("en_XX", "en"), ("deu_Latn", "de"), ("PT-br", "pt"), ("zho_Hans", "zh")])
-def test_codes_of_models(code: str, short: str) -> None:
-    assert reader(input_split_lang=code).language("") == short
-
-
 def test_the_key_goes_before_the_line_and_the_line_before_the_task() -> None:
     task = task_of(WhitespaceTokenizer(text_model().task.source_dictionary))
     task.cfg = type("Config", (), {"source_lang": "de"})()
     (found,) = Translator(text_model(task=task)).translate(["W1 z. B. w2. W3 w4."], input_split="sentences")
     assert [part.source for part in found.sentences] == ["W1 z. B. w2.", "W3 w4."]
     stage = ParagraphStage(GenerationConfig(input_split="sentences"), [text_model(task=task)])
-    assert (stage.language(""), stage.language("fra_Latn")) == ("de", "fr")
-    assert reader(input_split_lang="en").language("fr") == "en"
+    codes = ("", "fra_Latn", "en_XX", "PT-br", "zho_Hans")
+    assert list(map(stage.language, codes)) == ["de", "fr", "en", "pt", "zh"]
+    assert reader(input_split_lang="deu_Latn").language("fr") == "de"

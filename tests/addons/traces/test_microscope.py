@@ -80,34 +80,26 @@ def test_the_numbers_of_every_sentence(browser: Any, made: tuple[Trace, Path]) -
     trace, page = made
     fates = set()
     for sentence in trace:
-        fate = reference_path(sentence)
-        assert fate is not None
+        fate: Any = reference_path(sentence)
         fates.add(fate.fate)
         show(browser, page, f"#sentence={sentence.id + 1}&step=2")
         assert heading(browser) == (f"Sentence {sentence.id + 1}", "Step 2")
         assert text(browser, ".text dd")[:2] == [" ".join(sentence.source.split()), sentence.hypotheses[0].text]
-        shown = [value.replace("−", "-") for value in text(browser, "#nbest td.score")]
-        assert sentence.reference is not None
-        assert shown == [f"{item.score:.4f}" for item in (*sentence.hypotheses, sentence.reference)]
+        outputs: list[Any] = [*sentence.hypotheses, sentence.reference]
+        assert text(browser, "#nbest td.score") == [nats(item.score) for item in outputs]
         step = sentence.steps[1]
-        exists = [rank for rank, score in enumerate(step.scores) if score > float("-inf")]
-        scores = [value.replace("−", "-") for value in text(browser, "#step td.score")]
-        assert scores == [f"{step.scores[rank]:.4f}" for rank in exists]
+        assert text(browser, "#step td.score") == [nats(score) for score in step.scores if score > float("-inf")]
         assert len(text(browser, "#step tr.forbidden")) == len(step.forbidden)
-        shares = text(browser, "#step tbody tr:first-child .percent")[1:]
-        assert [float(value.strip("<%")) for value in shares] == pytest.approx(
-            [100 * math.exp(member[0]) for member in step.members], abs=0.6
-        )
+        shares = [float(one.strip("<%")) for one in text(browser, "#step tbody tr:first-child .percent")[1:]]
+        assert shares == pytest.approx([100 * math.exp(member[0]) for member in step.members], abs=0.6)
         (verdict,) = text(browser, "#verdict")
         assert f"step {fate.step + 1}" in verdict or fate.fate is Fate.FOUND
         if fate.gap is not None:
             assert f"{fate.gap:.{2 if abs(fate.gap) >= 0.01 else 4}f} nats".replace("-", "−") in verdict
-        nodes = browser.find_elements("css selector", "#tree g.candidate[data-at]")
         possible = sum(score > float("-inf") for one in sentence.steps for score in one.scores)
-        assert len(nodes) == possible
-        attention = browser.find_elements("css selector", "#attention tbody tr")
-        assert len(attention) == len(sentence.hypotheses[0].tokens)
-        assert len(text(browser, "#members tbody tr")) == len(sentence.hypotheses[0].tokens)
+        assert len(text(browser, "#tree g.candidate[data-at]")) == possible
+        for table in ("#attention", "#members"):
+            assert len(text(browser, f"{table} tbody tr")) == len(sentence.hypotheses[0].tokens)
     assert len(fates) > 1
     assert browser.get_log("browser") == []
 
@@ -151,10 +143,9 @@ def nats(value: float) -> str:
 @pytest.mark.slow
 def test_a_selected_hypothesis(browser: Any, made: tuple[Trace, Path]) -> None:
     trace, page = made
-    losses = ((sentence, reference_path(sentence)) for sentence in trace)
-    sentence, fate = next((s, f) for s, f in losses if f is not None and f.fate is Fate.BELOW_BEAM)
+    losses: Any = ((sentence, reference_path(sentence)) for sentence in trace)
+    sentence, fate = next((s, f) for s, f in losses if f.fate is Fate.BELOW_BEAM)
     reference = sentence.reference
-    assert reference is not None
     later = fate.step + 1
     assert later < min(len(reference.tokens), len(sentence.steps))
     show(browser, page, f"#sentence={sentence.id + 1}&step={later + 1}")

@@ -15,31 +15,22 @@ import pytest
 from examples.papers.exact_search.exact import ExactSearch
 from seqgen.addons.traces.page import page_of
 from seqgen.addons.traces.trace import Trace
-from seqgen.core.errors import DataError
 from tests.addons.traces.test_trace import traced, translator
 from tests.refusals import Row, refusals
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
     traced(translator(), path, beam=3)
-    return path.read_bytes()
+    return path
 
 
-@pytest.fixture
-def trace(content: bytes, tmp_path: Path) -> Path:
-    (tmp_path / "t.jsonl").write_bytes(content)
-    return tmp_path / "t.jsonl"
-
-
+TRACE = "generate path={runs}/fconv input={data}/test.en trace=e.jsonl "
 test_keys = refusals(
     ("generate path=a input={trace} trace=t.txt", "must end in .jsonl or .jsonl.gz"),
     ("generate path=a input={trace} trace_options.sentences=3", "has no effect without trace=FILE"),
-    (
-        "generate path={runs}/fconv input={data}/test.en trace=e.jsonl trace_options.reference_scores=true",
-        "trace_options.reference_scores has no effect without references",
-    ),
+    (TRACE + "trace_options.reference_scores=true", "trace_options.reference_scores has no effect without references"),
     ("show {trace} {trace}", "a page shows one trace, but", "were given"),
     ("show {trace} sort=bleu", "sort=bleu has no effect on a trace"),
     ("diff", "path is missing: set path=RUN_FOLDER"),
@@ -84,6 +75,7 @@ test_files = refusals(
     damaged(lambda content: b"\x00\xff\n", "not a trace"),
     damaged(lambda content: content[:-9], "incomplete"),
     damaged(lambda content: gzip.compress(content)[:-20], "gzip"),
+    damaged(lambda content: gzip.compress(content + b" " * (1 << 23)), "unpacks to more than 4194304 bytes"),
     (lambda tmp_path: Trace(tmp_path / "none"), "cannot be read"),
     (lambda trace: Trace(trace.parent), "cannot be read"),
     edited(lambda records: records.pop(), "incomplete"),
@@ -98,9 +90,3 @@ test_files = refusals(
     edited(lambda records: records[1].update(steps=3), WRONG, checksum=True),
     edited(lambda records: records[1]["hypotheses"][0].update(score=math.inf), WRONG, checksum=True),
 )
-
-
-def test_a_small_file_that_unpacks_to_megabytes(trace: Path) -> None:
-    trace.write_bytes(gzip.compress(trace.read_bytes() + b" " * (1 << 23)))
-    with pytest.raises(DataError, match="unpacks to more than 4194304 bytes"):
-        Trace(trace)

@@ -6,13 +6,12 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sacrebleu
 
 from seqgen.addons.tuning.command import arguments_of
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, corpus, done, sentences, training_arguments
 from tests.refusals import Row, refusals
 
 PROCESSOR = Path(__file__).parents[3] / "examples" / "extending" / "logits_processor.py"
@@ -27,8 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = corpus(folder / "data")
     for name, model in (("a", SMALL_FCONV), ("b", SMALL_TRANSFORMER)):
         further = ("optimization.lr=[2e-2]", "optimization.max_update=60", "dataset.validate_interval=0")
-        outcome = command("train", *training_arguments(data, folder / name), *model, *further)
-        assert outcome.code == 0, outcome.err
+        done("train", *training_arguments(data, folder / name), *model, *further)
     pairs = sentences(500, 12)
     for side, language in enumerate(("en", "de")):
         (folder / f"val.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
@@ -37,116 +35,93 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tune(place: Path, output: Path, *arguments: str, path: str = "a") -> Outcome:
-    runs = ",".join(str(place / name) for name in path.split(","))
+def tune(place: Path, *arguments: str, models: str = "a") -> tuple[Outcome, dict[tuple[str, ...], float]]:
+    """The outcome, and the score of each setting, which is a tuple of arguments."""
+    runs = ",".join(f"{place}/{name}" for name in models)
     texts = (f"input={place}/val.en", f"reference={place}/val.de")
-    outcome = command("tune", f"path=[{runs}]", *texts, f"json={output}", "metric=chrf", *SHORT, *arguments)
-    assert "Traceback" not in outcome.err, outcome.err
-    return outcome
+    outcome = done("tune", f"path=[{runs}]", *texts, f"json={place}/tuned", "metric=chrf", *SHORT, *arguments)
+    trials = json.loads((place / "tuned").read_text())["trials"]
+    scores = {tuple(f"{key}={value}" for key, value in trial["setting"].items()): trial["score"] for trial in trials}
+    assert len(scores) == len(trials)
+    return outcome, scores
 
 
-def result(outcome: Outcome, output: Path) -> dict[str, Any]:
-    assert outcome.code == 0, outcome.err
-    found: dict[str, Any] = json.loads(output.read_text())
-    return found
-
-
-def typed(trial: dict[str, Any]) -> tuple[str, ...]:
-    """The arguments of a setting."""
-    return tuple(f"{key}={value}" for key, value in trial["setting"].items())
-
-
-def exhaustive(place: Path, folder: Path, setting: list[str], *further: str, path: str = "a") -> float:
+def exhaustive(place: Path, *keys: str, models: str = "a") -> float:
     """chrF of what seqgen-generate decodes, by sacreBLEU itself."""
-    runs = ",".join(str(place / name) for name in path.split(","))
-    hypotheses = folder / "hypotheses"
-    outcome = command(
-        "generate", f"path=[{runs}]", f"input={place}/val.en", f"output={hypotheses}", *SHORT, *further, *setting
-    )
-    assert outcome.code == 0, outcome.err
+    runs = ",".join(f"{place}/{name}" for name in models)
+    outcome = done("generate", f"path=[{runs}]", f"input={place}/val.en", *SHORT, *keys)
     references = (place / "val.de").read_text().splitlines()
-    return float(sacrebleu.corpus_chrf(hypotheses.read_text().split("\n")[:-1], [references]).score)
+    return float(sacrebleu.corpus_chrf(outcome.out.split("\n")[:-1], [references]).score)
 
 
-class TestTheBestSetting:
-    def test_is_that_of_exhaustive_decoding(self, place: Path, tmp_path: Path) -> None:
-        keys = ("tune.generation.no_repeat_ngram_size=0:2:2", "tune.combination.weights=simplex:2")
-        outcome = tune(place, tmp_path / "out", *keys, path="a,b")
-        found = result(outcome, tmp_path / "out")
-        trials = {typed(trial): trial["score"] for trial in found["trials"]}
-        weights = ("[0,1]", "[0.5,0.5]", "[1,0]")
-        settings = {(f"generation.no_repeat_ngram_size={p}", f"combination.weights={w}") for p in "02" for w in weights}
-        assert settings < set(trials)
-        assert len(found["trials"]) == 7, "six settings, and the user's own"
-        expected = {s: exhaustive(place, tmp_path, list(s), path="a,b") for s in trials}
-        assert trials == pytest.approx(expected)
-        assert len(set(expected.values())) > 2, "otherwise the comparison shows nothing"
-        assert found["trials"][0]["score"] == max(expected.values())
-
-    def test_is_printed_as_keys_of_seqgen_generate(self, place: Path, tmp_path: Path) -> None:
-        outcome = tune(place, tmp_path / "out", "tune.generation.length_penalty=0,2", "generation.min_len=2")
-        found = result(outcome, tmp_path / "out")
-        (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
-        name, *words = line.split()
-        assert name == "seqgen-generate"
-        assert "generation.min_len=2" in words
-        written = list(typed(found["trials"][0]))
-        assert words[-len(written) :] == written or not written
-        words[words.index("input=FILE")] = f"input={place}/val.en"
-        outcome = command("generate", *words)
-        references = (place / "val.de").read_text().splitlines()
-        score = sacrebleu.corpus_chrf(outcome.out.split("\n")[:-1], [references]).score
-        assert score == pytest.approx(found["trials"][0]["score"])
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("path", "arguments"),
-        [
-            ("a,b", ("generation.combination=fusion", "tune.combination.weight=-0.5,2")),
-            ("a", (f"common.user_dir={PROCESSOR}", "generation.processors=[word_reward]", WORD_REWARD)),
-        ],
-    )
-    def test_of_components(self, place: Path, tmp_path: Path, path: str, arguments: tuple[str, ...]) -> None:
-        found = result(tune(place, tmp_path / "out", *arguments, path=path), tmp_path / "out")
-        given_ = [item for item in arguments if not item.startswith("tune.")]
-        for trial in found["trials"]:
-            expected = exhaustive(place, tmp_path, list(typed(trial)), *given_, path=path)
-            assert trial["score"] == pytest.approx(expected)
-        assert len({trial["score"] for trial in found["trials"]}) > 1
-
-    def test_of_a_split_of_the_task(self, place: Path, tmp_path: Path) -> None:
-        keys = (f"path={place}/a", "tune.generation.beam=1,2", "dataset.gen_subset=valid", *SHORT)
-        outcome = command("tune", f"json={tmp_path}/out", *keys)
-        assert outcome.code == 0, outcome.err
-        (line,) = re.findall(r"^decode: seqgen-generate (.*)$", outcome.out, re.MULTILINE)
-        decoded = command("generate", *line.replace("input=FILE", f"input={place}/val.en").split())
-        assert decoded.code == 0, "the printed command decodes a file, and not the split"
-        assert json.loads((tmp_path / "out").read_text())["metric"] == "bleu"
+def test_the_best_setting_is_that_of_exhaustive_decoding(place: Path) -> None:
+    keys = ("tune.generation.no_repeat_ngram_size=0:2:2", "tune.combination.weights=simplex:2")
+    _, trials = tune(place, *keys, models="ab")
+    weights = ("[0,1]", "[0.5,0.5]", "[1,0]")
+    settings = {(f"generation.no_repeat_ngram_size={p}", f"combination.weights={w}") for p in "02" for w in weights}
+    assert settings < set(trials)
+    assert len(trials) == 7, "six settings, and the user's own"
+    expected = {setting: exhaustive(place, *setting, models="ab") for setting in trials}
+    assert trials == pytest.approx(expected)
+    assert len(set(expected.values())) > 2, "otherwise the comparison shows nothing"
+    assert next(iter(trials.values())) == max(expected.values())
 
 
-def test_equal_settings_are_decoded_once(place: Path, tmp_path: Path) -> None:
-    keys = ("tune.generation.length_penalty=1,1.0,1e0,0.5", "tune.generation.unkpen=0,0.0")
-    outcome = tune(place, tmp_path / "out", *keys)
-    assert len(result(outcome, tmp_path / "out")["trials"]) == 2
+def test_the_best_setting_is_printed_as_keys_of_seqgen_generate(place: Path) -> None:
+    outcome, trials = tune(place, "tune.generation.length_penalty=0,2", "generation.min_len=2")
+    (line,) = re.findall(r"^decode: seqgen-generate (.*)$", outcome.out, re.MULTILINE)
+    words = line.split()
+    best, score = next(iter(trials.items()))
+    assert {"generation.min_len=2", "input=FILE", *best} <= {*words}
+    assert exhaustive(place, *(word for word in words if word != "input=FILE")) == pytest.approx(score)
 
 
-class TestValues:
-    def test_forms(self) -> None:
-        def values(text: str) -> tuple[str, ...]:
-            return tuple(argument.removeprefix("key=") for argument in arguments_of("key", text, 3))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("models", "keys", "tuned"),
+    [
+        ("ab", ("generation.combination=fusion",), "tune.combination.weight=-0.5,2"),
+        ("a", (f"common.user_dir={PROCESSOR}", "generation.processors=[word_reward]"), WORD_REWARD),
+    ],
+)
+def test_keys_of_components(place: Path, models: str, keys: tuple[str, ...], tuned: str) -> None:
+    _, trials = tune(place, *keys, tuned, models=models)
+    assert trials == pytest.approx({setting: exhaustive(place, *keys, *setting, models=models) for setting in trials})
+    assert len(set(trials.values())) > 1
 
-        assert values("0.6,1,1.4,1") == ("0.6", "1", "1.4")
-        assert values("0:1:0.25") == ("0", "0.25", "0.5", "0.75", "1")
-        assert values("-1:1:1,7") == ("-1", "0", "1", "7")
-        assert values("0.1:0.35:0.1") == ("0.1", "0.2", "0.3")
-        assert values("[1,2],[3, 4]") == ("[1,2]", "[3,4]")
-        assert values("simplex:2") == ("[0,0,1]", "[0,0.5,0.5]", "[0,1,0]", "[0.5,0,0.5]", "[0.5,0.5,0]", "[1,0,0]")
 
-    @pytest.mark.parametrize(("size", "steps"), list(itertools.product((1, 2, 3), (1, 3, 7))))
-    def test_a_simplex_has_all_lists_that_sum_to_one(self, size: int, steps: int) -> None:
-        found = [json.loads(argument[2:]) for argument in arguments_of("k", f"simplex:{steps}", size)]
-        wholes = [each for each in itertools.product(range(steps + 1), repeat=size) if sum(each) == steps]
-        assert sorted(found) == [pytest.approx([share / steps for share in each], rel=1e-11) for each in wholes]
+def test_a_split_of_the_task(place: Path, tmp_path: Path) -> None:
+    keys = (f"path={place}/a", "tune.generation.beam=1,2", "dataset.gen_subset=valid", *SHORT)
+    outcome = done("tune", f"json={tmp_path}/out", *keys)
+    (line,) = re.findall(r"^decode: seqgen-generate (.*)$", outcome.out, re.MULTILINE)
+    done("generate", *line.replace("input=FILE", f"input={place}/val.en").split())  # of a file, and not the split
+    assert json.loads((tmp_path / "out").read_text())["metric"] == "bleu"
+
+
+def test_equal_settings_are_decoded_once_and_values_that_exclude_each_other_are_left_out(place: Path) -> None:
+    keys = ("tune.generation.beam=1,2,4", "generation.nbest=2", "tune.generation.length_penalty=1,1.0,1e0")
+    outcome, trials = tune(place, *keys, "tune.generation.unkpen=0,0.0")
+    assert "left out: generation.beam=1" in outcome.err
+    assert len(trials) == len(re.findall(r"\[\d\] ", outcome.err)) == 3, "beam 3 is given"
+
+
+def test_forms_of_values() -> None:
+    def values(text: str) -> tuple[str, ...]:
+        return tuple(argument.removeprefix("key=") for argument in arguments_of("key", text, 3))
+
+    assert values("0.6,1,1.4,1") == ("0.6", "1", "1.4")
+    assert values("0:1:0.25") == ("0", "0.25", "0.5", "0.75", "1")
+    assert values("-1:1:1,7") == ("-1", "0", "1", "7")
+    assert values("0.1:0.35:0.1") == ("0.1", "0.2", "0.3")
+    assert values("[1,2],[3, 4]") == ("[1,2]", "[3,4]")
+    assert values("simplex:2") == ("[0,0,1]", "[0,0.5,0.5]", "[0,1,0]", "[0.5,0,0.5]", "[0.5,0.5,0]", "[1,0,0]")
+
+
+@pytest.mark.parametrize(("size", "steps"), list(itertools.product((1, 2, 3), (1, 3, 7))))
+def test_a_simplex_has_all_lists_that_sum_to_one(size: int, steps: int) -> None:
+    found = [json.loads(argument[2:]) for argument in arguments_of("k", f"simplex:{steps}", size)]
+    wholes = [each for each in itertools.product(range(steps + 1), repeat=size) if sum(each) == steps]
+    assert sorted(found) == [pytest.approx([share / steps for share in each], rel=1e-11) for each in wholes]
 
 
 def values(text: str) -> Row:
@@ -175,10 +150,3 @@ test_refusals = refusals(
     (KEY + "json={tmp_path}", "is a folder"),
     (KEY + "json={place}/val.de", "would overwrite the input"),
 )
-
-
-def test_values_that_exclude_each_other_are_left_out(place: Path, tmp_path: Path) -> None:
-    outcome = tune(place, tmp_path / "out", "tune.generation.beam=1,2,4", "generation.nbest=2")
-    found = result(outcome, tmp_path / "out")
-    assert "left out: generation.beam=1: " in outcome.err
-    assert len(found["trials"]) == 3, "beam 3 is given"

@@ -51,25 +51,17 @@ def plain_logits(model: EncoderDecoderModel, source: list[int], previous: list[i
 
 def plain_lprobs(model: EncoderDecoderModel, source: list[int], target: list[int]) -> Tensor:
     """``(T, V)`` log-probabilities of one sentence alone, after the target's own prefix."""
-    start = model.start_token(EOS)
-    return plain_logits(model, source, [start, *target[:-1]]).log_softmax(-1)
+    return plain_logits(model, source, [model.start_token(EOS), *target[:-1]]).log_softmax(-1)
 
 
-def plain_nll(model: EncoderDecoderModel) -> Tensor:
-    """The negative log-likelihood of the pairs."""
-    losses = []
-    for source, target in PAIRS:
-        lprobs = plain_lprobs(model, source, target)
-        losses += [-lprobs[t, token] for t, token in enumerate(target)]
-    return torch.stack(losses).sum()
+def plain_nll(model: EncoderDecoderModel, targets: list[list[int]] | None = None) -> Tensor:
+    """The negative log-likelihood of the pairs, or of other targets of their sources."""
+    pairs = PAIRS if targets is None else [(source, own) for (source, _), own in zip(PAIRS, targets, strict=True)]
+    return -torch.stack([plain_lprobs(model, *pair)[range(len(pair[1])), pair[1]].sum() for pair in pairs]).sum()
 
 
 def same_gradients(model: EncoderDecoderModel, got: Tensor, wanted: Tensor) -> None:
     """Two losses are equal, and so are their gradients."""
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
-    parameters = list(model.parameters())
-    pairs = zip(*(torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (got, wanted)), strict=True)
-    for one, other in pairs:
-        assert (one is None) == (other is None)
-        if one is not None:
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    gradients = [torch.autograd.grad(loss, list(model.parameters()), allow_unused=True) for loss in (got, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)

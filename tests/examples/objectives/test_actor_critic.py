@@ -43,9 +43,7 @@ def plain_values(model: Any, critic: Any, batch: Any, row: int, tokens: list[int
     return (features[0] @ critic.weight[0] + critic.bias)[:4]
 
 
-def plain_loss(
-    criterion: ActorCritic, now: Any, critics: tuple[Any, Any], first: Any, found: Any, batch: Any
-) -> Tensor:
+def plain_loss(criterion: ActorCritic, now: Any, critics: Any, first: Any, found: Any, batch: Any) -> Tensor:
     """The formula, output by output; ``first`` is the model of the first step, and ``critics`` those of both."""
     total, cfg = torch.zeros((), dtype=torch.float64), criterion.cfg
     for row, outputs in enumerate(found):
@@ -58,11 +56,9 @@ def plain_loss(
             for t in range(len(changes)):
                 gain = sum(cfg.decay**later * change for later, change in enumerate(changes[t:]))
                 ratio = (lprobs[1][t] - lprobs[0][t].detach()).exp()
-                low, high = 1 - cfg.clip, 1 + cfg.clip
-                moves = low < float(ratio.detach()) < high or (gain > 0) == (float(ratio.detach()) <= low)
-                bounded = (
-                    ratio if moves else torch.tensor(low if float(ratio.detach()) <= low else high, dtype=ratio.dtype)
-                )
+                clipped = ratio.detach().clamp(1 - cfg.clip, 1 + cfg.clip)
+                moves = bool(ratio == clipped) or (gain > 0) == bool(ratio < clipped)
+                bounded = ratio if moves else clipped
                 error = (values[t] - (gain + before[t])) ** 2
                 total = total + (cfg.value_weight * error - bounded * gain) / len(outputs)
     return total
@@ -105,10 +101,8 @@ def test_training_resumes_bit_by_bit_and_learns(lab: Lab) -> None:
     assert float(state["optimizer"]["state"]["criterion.weight"]["step"]) == 12
     assert {*state["criterion_weights"]} == {"weight", "bias"}
     assert not any("criterion" in name for name in read_weights(whole / "checkpoints" / "last"))
-    early = lab.train("early", *RUN, "optimization.max_update=1")
-    assert not torch.equal(
-        everything(early)["state"]["criterion_weights"]["weight"], state["criterion_weights"]["weight"]
-    )
+    early = everything(lab.train("early", *RUN, "optimization.max_update=1"))["state"]["criterion_weights"]
+    assert not torch.equal(early["weight"], state["criterion_weights"]["weight"])
 
 
 def test_each_batch_is_decoded_once_in_an_update(lab: Lab) -> None:
@@ -136,10 +130,8 @@ def test_two_ranks_are_one(lab: Lab) -> None:
     keys = [*COMMON, *RUN, "dataset.validate_decode=0", "dataset.validate_interval=1", "optimization.ema_decay=0.9"]
     keys += ["dataset.max_tokens=400", "optimization.max_epoch=1", "model.dropout=0"]
     train_in(lab, ("one", "float64", [*keys, "optimization.update_freq=[4]"]), ProcessGroup())
-    jobs = [
-        (sharding, "float64", [*keys, "optimization.update_freq=[2]", f"distributed_training.sharding={sharding}"])
-        for sharding in TOLERANCE
-    ]
+    keys.append("optimization.update_freq=[2]")
+    jobs = [(name, "float64", [*keys, f"distributed_training.sharding={name}"]) for name in TOLERANCE]
     train_together(lab.root, 2, jobs, "fork")
-    for name, _, _ in jobs:
+    for name in TOLERANCE:
         compare(lab.root / "one", lab.root / name, TOLERANCE[name])

@@ -29,18 +29,11 @@ def assert_loss(criterion: Any, model: Any, batch: Batch, wanted: Tensor, **logg
 
 
 @pytest.mark.parametrize(
-    ("beam", "keys"),
-    [
-        (len(tiny.outputs(3)), {}),
-        (3, {"alpha": 0.5}),
-        (3, {"length_normalized": True}),
-        (3, {"add_reference": True}),
-        (3, {"alpha": 0.0}),
-    ],
+    "keys", [{}, {"alpha": 0.5}, {"length_normalized": True}, {"add_reference": True}, {"alpha": 0.0}]
 )
-def test_minimum_risk(beam: int, keys: dict[str, Any]) -> None:
+def test_minimum_risk(keys: dict[str, Any]) -> None:
     """Over the candidates of beam search, which may be all outputs."""
-    model = tiny.model()
+    model, beam = tiny.model(), 3 if keys else len(tiny.outputs(3))
     criterion = MinimumRisk(MinimumRiskConfig(decode=tiny.decoding(beam=beam), **keys), tiny.task())
     batch, wanted = tiny.pairs(model), torch.zeros((), dtype=torch.float64)
     candidates = tiny.tokens_of(criterion.decode(model, batch))
@@ -180,11 +173,10 @@ def anchor(monkeypatch: pytest.MonkeyPatch) -> Any:
     return model
 
 
-def preferring(objective: str, beam: int = 4) -> Any:
+def preferring(objective: str) -> Any:
     kind, keys = OBJECTIVES[objective]
     schema: Any = DpoConfig if kind is Dpo else CpoConfig
-    build: Any = kind
-    return build(schema(decode=tiny.decoding(beam=beam), **keys), tiny.task())
+    return kind(schema(decode=tiny.decoding(beam=4), **keys), tiny.task())
 
 
 def preference_loss(

@@ -9,69 +9,42 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.objectives import unlikelihood
 from examples.objectives.r_drop import RDrop, RDropConfig
 from examples.objectives.scheduled_sampling import ScheduledSampling, ScheduledSamplingConfig
-from examples.objectives.unlikelihood import (
-    SequenceUnlikelihood,
-    SequenceUnlikelihoodConfig,
-    Unlikelihood,
-    UnlikelihoodConfig,
-)
 from seqgen.config import GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import pack
-from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext
-from tests.examples.objectives.small import (
-    EOS,
-    PAIRS,
-    TASK,
-    WORDS,
-    batch_of,
-    plain_logits,
-    plain_lprobs,
-    plain_nll,
-    same_gradients,
-    student,
-)
-from tests.training_runs import assert_identical, everything, lab, records  # noqa: F401  # lab is a fixture
+from seqgen.training.criteria import Criterion, TrainingContext
+from tests.examples.objectives import small
+from tests.examples.objectives.small import EOS, PAIRS, TASK, batch_of, plain_logits, plain_lprobs, plain_nll, student
 
-TOKENS = sum(len(target) for _, target in PAIRS)
-
-
-def compute(criterion: RDrop, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
-    torch.manual_seed(11)
-    return criterion(model, batch)
-
-
-def two_passes(model: EncoderDecoderModel, batch: Batch) -> list[Tensor]:
-    """``(N, T, V)`` log-probabilities of two calls of the model."""
-    assert batch.prev_output_tokens is not None
-    torch.manual_seed(11)
-    source = batch.source
-    calls = [model(source.src_tokens, source.src_lengths, batch.prev_output_tokens) for _ in range(2)]
-    return [call.logits.log_softmax(-1) for call in calls]
+TOKENS, PAD = sum(len(target) for _, target in PAIRS), small.WORDS.pad()
+UNLIKELIHOOD = unlikelihood.Unlikelihood(unlikelihood.UnlikelihoodConfig(), TASK)
 
 
 @pytest.mark.parametrize(("alpha", "smoothing"), [(0.0, 0.0), (5.0, 0.0), (1.5, 0.2)])
 def test_r_drop(alpha: float, smoothing: float) -> None:
+    """The two passes are two calls of the model, with other random numbers."""
     model = student(dropout=0.4).train()
     batch = batch_of(model)
-    out = compute(RDrop(RDropConfig(alpha, smoothing), TASK), model, batch)
-    first, second = two_passes(model, batch)
+    torch.manual_seed(11)
+    out = RDrop(RDropConfig(alpha, smoothing), TASK)(model, batch)
+    torch.manual_seed(11)
+    inputs: Any = (batch.source.src_tokens, batch.source.src_lengths, batch.prev_output_tokens)
+    first, second = (model(*inputs).logits.log_softmax(-1) for _ in range(2))
     assert (first - second).abs().max() > 0.1
-    size, nlls, losses, kls, correct = first.size(-1), [], [], [], 0.0
+    nlls, losses, kls, correct = [], [], [], 0.0
     for row, (_, target) in enumerate(PAIRS):
-        for t, token in enumerate(target):
-            one, two = first[row, t], second[row, t]
-            for lprobs in (one, two):
-                nlls.append(-lprobs[token])
-                others = [-lprobs[other] for other in range(size) if other != token]
-                losses.append(-(1 - smoothing) * lprobs[token] + smoothing / (size - 1) * sum(others))
-                correct += 0.5 * (int(lprobs.argmax()) == token)
-            kls.append(0.5 * (one.exp() * (one - two)).sum() + 0.5 * (two.exp() * (two - one)).sum())
+        one, two = first[row, : len(target)], second[row, : len(target)]
+        for lprobs in (one, two):
+            own = lprobs[range(len(target)), target]
+            nlls.append(-own.sum())
+            losses.append(-((1 - smoothing) * own + smoothing / (first.size(-1) - 1) * (lprobs.sum(1) - own)).sum())
+            correct += 0.5 * int((lprobs.argmax(1) == torch.tensor(target)).sum())
+        kls.append(0.5 * (one.exp() * (one - two)).sum() + 0.5 * (two.exp() * (two - one)).sum())
     wanted = torch.stack(losses).sum() + alpha * torch.stack(kls).sum()
-    same_gradients(model, out.loss, wanted)
+    small.same_gradients(model, out.loss, wanted)
     assert float(out.logging["nll_loss"]) == pytest.approx(torch.stack(nlls).sum().item() / 2)
     assert float(out.logging["kl"]) == pytest.approx(torch.stack(kls).sum().item())
     assert out.logging["kl"] > 0.1
@@ -85,7 +58,7 @@ def test_r_drop_in_evaluation_is_twice_the_cross_entropy() -> None:
     out = RDrop(RDropConfig(), TASK)(model, batch_of(model))
     assert torch.equal(torch.get_rng_state(), state)
     nll = plain_nll(model)
-    same_gradients(model, out.loss, 2 * nll)
+    small.same_gradients(model, out.loss, 2 * nll)
     assert out.logging["kl"] == 0
     assert float(out.logging["nll_loss"]) == pytest.approx(nll.item())
 
@@ -97,28 +70,22 @@ def complement(lprob: Tensor) -> Tensor:
 def plain_unlikelihood(model: EncoderDecoderModel) -> Tensor:
     losses = []
     for source, target in PAIRS:
-        lprobs = plain_lprobs(model, source, target)
-        for t, token in enumerate(target):
-            losses += [-complement(lprobs[t, candidate]) for candidate in {*target[:t]} - {token}]
+        for t, lprobs in enumerate(plain_lprobs(model, source, target)):
+            losses += [-complement(lprobs[candidate]) for candidate in {*target[:t]} - {target[t]}]
     return torch.stack(losses).sum()
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.5])
 def test_unlikelihood(alpha: float) -> None:
     model = student()
-    out = Unlikelihood(UnlikelihoodConfig(alpha), TASK)(model, batch_of(model))
-    nll, unlikelihood = plain_nll(model), plain_unlikelihood(model)
-    same_gradients(model, out.loss, nll + alpha * unlikelihood)
+    out = unlikelihood.Unlikelihood(unlikelihood.UnlikelihoodConfig(alpha), TASK)(model, batch_of(model))
+    nll, unlikely = plain_nll(model), plain_unlikelihood(model)
+    small.same_gradients(model, out.loss, nll + alpha * unlikely)
     correct = sum((plain_lprobs(model, *pair).argmax(1) == torch.tensor(pair[1])).sum() for pair in PAIRS)
-    values = {name: float(value) for name, value in out.logging.items()}
     assert out.sample_size == TOKENS
-    assert values == {
-        "nll_loss": pytest.approx(nll.item()),
-        "unlikelihood": pytest.approx(unlikelihood.item()),
-        "ntokens": TOKENS,
-        "nsentences": len(PAIRS),
-        "correct": correct,
-    }
+    counts = {"ntokens": TOKENS, "nsentences": len(PAIRS), "correct": int(correct)}
+    wanted = {"nll_loss": nll.item(), "unlikelihood": unlikely.item(), **counts}
+    assert {name: float(value) for name, value in out.logging.items()} == pytest.approx(wanted)
 
 
 def repeats(tokens: list[int], n: int) -> list[int]:
@@ -132,7 +99,7 @@ def greedy(model: EncoderDecoderModel, source: list[int], most: int) -> list[int
     tokens: list[int] = []
     while not tokens or tokens[-1] != EOS:
         logits = plain_logits(model, source, [model.start_token(EOS), *tokens])[-1].detach().clone()
-        logits[WORDS.pad()] = -torch.inf
+        logits[PAD] = -torch.inf
         tokens.append(EOS if len(tokens) == most else int(logits.argmax()))
     return tokens
 
@@ -141,20 +108,19 @@ def greedy(model: EncoderDecoderModel, source: list[int], most: int) -> list[int
 def test_sequence_unlikelihood(n: int, weight: float) -> None:
     model = student(seed=4, factor=1.5)
     decode = GenerationConfig(beam=1, mbr="chrf", max_len_a=0.0, max_len_b=9, min_len=0)
-    criterion = SequenceUnlikelihood(SequenceUnlikelihoodConfig(decode=decode, token_loss=weight, ngram=n), TASK)
-    out = criterion(model, batch_of(model))
+    cfg = unlikelihood.SequenceUnlikelihoodConfig(decode=decode, token_loss=weight, ngram=n)
+    out = unlikelihood.SequenceUnlikelihood(cfg, TASK)(model, batch_of(model))
     losses, proportion = [torch.zeros((), dtype=torch.float64)], 0.0
     for source, _ in PAIRS:
         tokens = greedy(model, source, 9)
         lprobs = plain_lprobs(model, source, tokens)
         starts = repeats(tokens, n)
-        for t in {start + offset for start in starts for offset in range(n)}:
-            losses.append(-complement(lprobs[t, tokens[t]]))
+        losses += [-complement(lprobs[t, tokens[t]]) for t in {start + i for start in starts for i in range(n)}]
         proportion += len(starts) / max(len(tokens) - n + 1, 1)
     assert proportion > 0
     assert len(losses) > 2
     wanted = (1 - weight) * torch.stack(losses).sum()
-    same_gradients(model, out.loss, wanted + weight * plain_nll(model) if weight else wanted)
+    small.same_gradients(model, out.loss, wanted + weight * plain_nll(model) if weight else wanted)
     assert out.logging["repeated"] == pytest.approx(proportion)
     assert out.sample_size == len(PAIRS)
 
@@ -168,48 +134,28 @@ def constant(share: float, choice: str = "sample") -> ScheduledSampling:
     return criterion_of(decay="linear", k=share, slope=0.0, choice=choice)
 
 
-def inputs_of(criterion: ScheduledSampling, model: EncoderDecoderModel, batch: Batch, share: float) -> list[list[int]]:
-    """The mixed decoder input of each sentence without padding."""
-    mixed = criterion.mixed_inputs(model, batch, share).tolist()
-    return [row[: len(target)] for row, (_, target) in zip(mixed, PAIRS, strict=True)]
-
-
-def predictions(model: EncoderDecoderModel) -> list[list[int]]:
-    """The decoder input of each sentence that has the most probable tokens after the reference prefix."""
-    found = []
-    for source, target in PAIRS:
-        logits = plain_logits(model, source, [EOS, *target[:-1]])
-        logits[:, WORDS.pad()] = -torch.inf
-        found.append([EOS, *logits.argmax(1).tolist()[:-1]])
-    return found
-
-
-def nll_after(model: EncoderDecoderModel, inputs: list[list[int]]) -> Tensor:
-    losses = []
-    for (source, target), previous in zip(PAIRS, inputs, strict=True):
-        lprobs = plain_logits(model, source, previous).log_softmax(-1)
-        losses += [-lprobs[t, token] for t, token in enumerate(target)]
-    return torch.stack(losses).sum()
-
-
 @pytest.mark.parametrize("choice", ["sample", "argmax"])
 def test_scheduled_sampling_has_the_loss_of_the_mixed_inputs(choice: str) -> None:
-    """No gradient comes from the first pass."""
+    """No gradient comes from the first pass, whose most probable tokens follow the reference prefix."""
     model = student().train()
     criterion, batch = constant(0.5, choice), batch_of(model)
     torch.manual_seed(3)
     out = criterion(model, batch)
     torch.manual_seed(3)
-    mixed = inputs_of(criterion, model, batch, 0.5)
-    same_gradients(model, out.loss, nll_after(model, mixed))
+    mixed, losses, kept = criterion.mixed_inputs(model, batch, 0.5).tolist(), [], []
+    for row, (source, target) in zip(mixed, PAIRS, strict=True):
+        read = row[: len(target)]
+        losses.append(-plain_logits(model, source, read).log_softmax(-1)[range(len(target)), target].sum())
+        logits = plain_logits(model, source, [EOS, *target[:-1]])
+        logits[:, PAD] = -torch.inf
+        predicted = [EOS, *logits.argmax(1).tolist()[:-1]]
+        assert choice == "sample" or all(
+            own in each for own, *each in zip(read, predicted, [EOS, *target[:-1]], strict=True)
+        )
+        kept.append((read == predicted, read == [EOS, *target[:-1]]))
+    small.same_gradients(model, out.loss, torch.stack(losses).sum())
     assert float(out.logging["nll_loss"]) == pytest.approx(out.loss.item())
-    pairs = list(zip(mixed, predictions(model), PAIRS, strict=True))
-    if choice == "argmax":
-        for row, predicted, (_, target) in pairs:
-            for t in range(1, len(row)):
-                assert row[t] in (predicted[t], target[t - 1])
-    assert mixed != predictions(model)
-    assert mixed != [[EOS, *target[:-1]] for _, target in PAIRS]
+    assert not any(map(all, zip(*kept, strict=True))), "some tokens are predictions, and some are references"
 
 
 def test_proportion_of_reference_tokens_and_distribution_of_the_others() -> None:
@@ -219,23 +165,23 @@ def test_proportion_of_reference_tokens_and_distribution_of_the_others() -> None
     torch.manual_seed(0)
     mixed = constant(0.5).mixed_inputs(model, batch, 0.3)
     probs = plain_logits(model, source, [EOS, *target[:-1]]).softmax(-1).detach()
-    probs[:, WORDS.pad()] = 0
+    probs[:, PAD] = 0
     probs /= probs.sum(1, keepdim=True)
     assert (mixed[:, 0] == EOS).all()
     for t in (1, 2):
         wanted = 0.7 * probs[t - 1]
         wanted[target[t - 1]] += 0.3
-        found = mixed[:, t].bincount(minlength=len(WORDS)) / 4000
+        found = mixed[:, t].bincount(minlength=len(small.WORDS)) / 4000
         assert (found - wanted).abs().max() < 4 * math.sqrt(0.25 / 4000)
-    assert (mixed != WORDS.pad()).all()
+    assert (mixed != PAD).all()
 
 
-@pytest.mark.parametrize("criterion", [Unlikelihood(UnlikelihoodConfig(), TASK), constant(0.0, "argmax")])
+@pytest.mark.parametrize("criterion", [UNLIKELIHOOD, constant(0.0, "argmax")])
 def test_packed_examples_are_apart(criterion: Criterion) -> None:
     """They have no candidates in common, and each keeps its start token."""
     model = student().train()
-    packed = pack([batch_of(model, [0, 3]), batch_of(model, [1, 2])], WORDS.pad(), WORDS.pad())
-    same_gradients(model, criterion(model, packed).loss, criterion(model, batch_of(model)).loss)
+    packed = pack([batch_of(model, [0, 3]), batch_of(model, [1, 2])], PAD, PAD)
+    small.same_gradients(model, criterion(model, packed).loss, criterion(model, batch_of(model)).loss)
 
 
 def test_schedules() -> None:

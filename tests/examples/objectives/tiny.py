@@ -66,8 +66,7 @@ def token_lprobs(of: Any, batch: Batch, row: int, tokens: Sequence[int]) -> Tens
     source, length = batch.source, int(batch.source.src_lengths[row])
     previous = torch.tensor([[EOS, *tokens[:-1]]])
     logits = of(source.src_tokens[row, None, :length], torch.tensor([length]), previous).logits[0]
-    lprobs = without_padding(logits)
-    return torch.stack([lprobs[step, token] for step, token in enumerate(tokens)])
+    return without_padding(logits)[range(len(tokens)), tokens]
 
 
 def drawn_lprobs(of: Any, batch: Batch, row: int, tokens: Sequence[int], longest: int) -> Tensor:
@@ -88,33 +87,25 @@ def chrf(output: str, reference: str) -> float:
     return float(CHRF().sentence_score(output, [reference]).score)
 
 
-def hypothesis(tokens: Sequence[int], longest: int = 3) -> Hypothesis:
-    """An output as it is sampled: the score of a forced end is 0."""
-    scores = [-1.0] * len(tokens)
-    if len(tokens) == longest:
-        scores[-1] = 0.0
-    of_tokens = torch.tensor(tokens), 0.0, torch.tensor(scores, dtype=torch.float64)
-    return Hypothesis(*of_tokens, forced_end=len(tokens) == longest)
-
-
 def giving(rows: Sequence[Sequence[Sequence[int]]], longest: int = 3) -> Callable[..., list[list[Hypothesis]]]:
-    """In place of ``decode``: these outputs for each sentence."""
-    return lambda *_, **__: [[hypothesis(tokens, longest) for tokens in row] for row in rows]
+    """In place of ``decode``: these outputs for each sentence, as they are sampled; the score of a forced end is 0."""
+
+    def hypothesis(tokens: Sequence[int]) -> Hypothesis:
+        forced = len(tokens) == longest
+        scores = torch.tensor([-1.0] * (len(tokens) - forced) + [0.0] * forced, dtype=torch.float64)
+        return Hypothesis(torch.tensor(tokens), 0.0, scores, forced_end=forced)
+
+    return lambda *_, **__: [[hypothesis(tokens) for tokens in row] for row in rows]
 
 
 def gradient(of: Any, loss: Tensor) -> Gradient:
     """The gradient of a loss, by parameter."""
-    named = dict(of.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(value) if one is None else one
-        for (name, value), one in zip(named.items(), found, strict=True)
-    }
+    names, values = zip(*of.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True), strict=True))
 
 
 def assert_equal(got: Gradient, wanted: Gradient, tolerance: float = 1e-8) -> None:
-    for name, value in wanted.items():
-        torch.testing.assert_close(got[name], value, rtol=0, atol=tolerance)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance)
 
 
 def tokens_of(found: Sequence[Sequence[Hypothesis]]) -> list[list[list[int]]]:

@@ -37,18 +37,19 @@ from tests.fairseq_checkpoints import (
     random_model,
     write,
 )
+from tests.hostile import Trap
 from tests.model_zoo import LEARNED, PRE_NORM
 
 Weights = dict[str, Tensor]
 
 
+TOKENS = torch.randint(4, 24, (2, 13), generator=torch.Generator().manual_seed(5))
+BATCH = TOKENS[:, :7], torch.tensor([7, 7]), TOKENS[:, 7:]
+
+
 @torch.no_grad()
 def assert_same_model(got: EncoderDecoderModel, wanted: EncoderDecoderModel) -> None:
-    generator = torch.Generator().manual_seed(5)
-    source = torch.randint(4, 24, (2, 7), generator=generator)
-    target = torch.randint(4, 24, (2, 6), generator=generator)
-    lengths = torch.tensor([7, 7])
-    torch.testing.assert_close(got(source, lengths, target).logits, wanted(source, lengths, target).logits)
+    torch.testing.assert_close(got(*BATCH).logits, wanted(*BATCH).logits)
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------
@@ -134,21 +135,53 @@ OLD_WEIGHTS = {
     "output as a bare parameter": (TRANSFORMER, bare_output),
     "sinusoids saved": (TRANSFORMER, saved_sinusoids),
     "language model": (LANGUAGE_MODEL, lambda weights: bare_output(numbered_norms(fused_attention(weights)))),
+    "half precision": (TRANSFORMER, lambda weights: {name: tensor.half() for name, tensor in weights.items()}),
 }
 
 
 @pytest.mark.parametrize(("config", "age"), OLD_WEIGHTS.values(), ids=list(OLD_WEIGHTS))
-def test_old_names_of_weights(config: AnyConfig, age: Callable[[Weights], Weights], tmp_path: Path) -> None:
+def test_old_weights(config: AnyConfig, age: Callable[[Weights], Weights], tmp_path: Path) -> None:
+    """They have other names or half precision, and become the model in float32."""
     model = random_model(config)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()  # values that half precision has too
     path = write(tmp_path, model, in_args(options_of(config)), age(fairseq_weights(model)))
     assert_same_model(load_model(path).model, model)
 
 
-def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
-    model = random_model(TRANSFORMER)
-    half = {name: tensor.half() for name, tensor in fairseq_weights(model).items()}
-    path = write(tmp_path, model, in_args(options_of(TRANSFORMER)), half)
-    assert {parameter.dtype for parameter in load_model(path).model.parameters()} == {torch.float32}
+def test_old_options_of_language_models(tmp_path: Path) -> None:
+    """Positions default to the tokens of an example; an option implied that there is no final normalization.
+
+    Some versions build a pre-norm model although the option says otherwise; its weights have a final norm.
+    """
+    model = random_model(LANGUAGE_MODEL)
+    options = options_of(LANGUAGE_MODEL) | {"decoder_normalize_before": False}
+    assert_same_model(load_model(write(tmp_path, model, in_dict(options))).model, model)
+    model = random_model(replace(LANGUAGE_MODEL, no_decoder_final_norm=True))
+    options = options_of(LANGUAGE_MODEL) | {"max_target_positions": None, "tokens_per_sample": 33}
+    del options["no_decoder_final_norm"]
+    loaded = load_model(write(tmp_path, model, in_args(options | {"no_tie_adaptive_proj": True}))).model
+    assert loaded.decoder.max_positions() == 33
+    assert_same_model(loaded, model)
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+@torch.no_grad()
+def test_learned_positions_of_language_models_are_those_of_biogpt(final_norm: bool, tmp_path: Path) -> None:
+    """Such a model of fairseq has this name in transformers, and its weights have the same names."""
+    transformers = pytest.importorskip("transformers")
+    config = replace(CONFIGS["language model, learned positions, shared"], no_decoder_final_norm=not final_norm)
+    model = random_model(config)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    theirs = transformers.BioGptConfig(24, max_position_embeddings=40, layer_norm_eps=1e-5, **sizes)
+    original = transformers.BioGptForCausalLM(theirs).eval()
+    weights = {name.replace("decoder", "biogpt"): tensor for name, tensor in fairseq_weights(model).items()}
+    original.load_state_dict(weights, strict=False)  # whose output projection is the embedding
+    if not final_norm:
+        original.biogpt.layer_norm = torch.nn.Identity()
+    wanted = original(torch.cat([BATCH[0], BATCH[2][:, 1:]], dim=1)).logits[:, -6:]
+    got = load_model(write(tmp_path, model, in_args(options_of(config)))).model(*BATCH).logits
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
 def test_convolutions_normalized_over_time(tmp_path: Path) -> None:
@@ -213,16 +246,6 @@ def test_what_the_user_knows_better(tmp_path: Path) -> None:
 
 
 # -- what is never run ------------------------------------------------------------------------------------------------
-
-
-class Trap:
-    """Pickled, it is a call of a function that unpickling would run."""
-
-    def __init__(self, function: Callable[..., Any], *args: Any):
-        self.call = (function, args)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.call
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])

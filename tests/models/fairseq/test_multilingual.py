@@ -93,17 +93,14 @@ def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:
     loaded = load_model(path)
     assert loaded.task.source_dictionary.symbols == whole.symbols
     assert convention(loaded) == ([25, 5, 2], [24, 6, 2])
-    path = as_fairseq(tmp_path, "m2m_100", multilingual(order, last=[]))[
-        1
-    ]  # the options name a file, which is beside the checkpoint
+    # the options name a file, which is beside the checkpoint
+    path = as_fairseq(tmp_path, "m2m_100", multilingual(order, last=[]))[1]
     dictionary().save(tmp_path / "model_dict.128k.txt")
     (tmp_path / "langs.txt").write_text("fr\nde\nen\n")
     assert convention(load_model(path)) == ([25, 5, 2], [24, 6, 2])
     (tmp_path / "langs.txt").rename(tmp_path / "other")
-    assert convention(load_model(path, reading=ReadingConfig(lang_dict=f"{tmp_path}/other"))) == (
-        [25, 5, 2],
-        [24, 6, 2],
-    )
+    given = load_model(path, reading=ReadingConfig(lang_dict=f"{tmp_path}/other"))
+    assert convention(given) == ([25, 5, 2], [24, 6, 2])
     assert convention(load_model(path)) == ([24, 5, 2], [26, 6, 2]), "sorted, as fairseq does without a list"
 
 

@@ -105,11 +105,6 @@ def assert_same_nbest(got: list[Hypothesis], wanted: list[dict[str, Any]], norma
             assert ours.tokens.tolist() in twins or rank == len(wanted) - 1, f"{where}, hypothesis {rank}"
 
 
-def test_all_files_are_compared() -> None:
-    assert len(list((ORACLES / "expected").iterdir())) == len(RUNS) == 33
-    assert len(SETTINGS) == 31
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_nbest_lists(setting: str) -> None:
     rows = expected(setting)

@@ -7,24 +7,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import CheckpointError
+from tests.hostile import Trap
 from tests.huggingface_t5 import change_config, tiny_folder
-
-
-class Bomb:
-    """Pickled, it asks for a folder to be made."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
@@ -33,7 +23,7 @@ def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')")
     load_model(folder)
     (folder / "model.safetensors").unlink()
-    content = {"shared.weight": Bomb(tmp_path / "exploded"), "size": bytes(100_000)}
+    content = {"shared.weight": Trap(os.mkdir, str(tmp_path / "exploded")), "size": bytes(100_000)}
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(content, protocol=2))
     with pytest.raises(CheckpointError, match="contains code"):
         load_model(folder)

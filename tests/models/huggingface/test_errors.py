@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,34 +36,24 @@ def shortest(found: Lists) -> int:
     return min(len(tokens) for hypotheses in found for tokens, _ in hypotheses)
 
 
-FORBIDDEN = ({"min_new_tokens": 7}, {"min_len": 7})
-DECAY = (
-    {"exponential_decay_length_penalty": (1, 1.7)},
-    {"exponential_decay_start": 1, "exponential_decay_factor": 1.7},
-)
+def forbidding(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A processor that keeps what is forbidden."""
+    return lambda self, input_ids, scores: call(self, input_ids, scores).masked_fill(scores == -torch.inf, -torch.inf)
 
 
 @pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("removes", [False, True], ids=["", "remove_invalid_values"])
 def test_decay_of_a_forbidden_end(beam: int, removes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decay adds infinity to -infinity, or a large number to the number that replaced it: the output ends."""
-    theirs = {**FORBIDDEN[0], **DECAY[0], "num_beams": beam, "remove_invalid_values": removes}
-    ours = {**FORBIDDEN[1], **DECAY[1], "beam": beam, "nbest": beam, "remove_invalid": removes}
+    theirs = {"min_new_tokens": 7, "num_beams": beam, "remove_invalid_values": removes}
+    theirs["exponential_decay_length_penalty"] = (1, 1.7)
+    ours = {"min_len": 7, "beam": beam, "nbest": beam, "remove_invalid": removes}
+    ours |= {"exponential_decay_start": 1, "exponential_decay_factor": 1.7}
     wanted, found = decoded_by_both(theirs, ours, 3)
     assert shortest(wanted) < 8 <= shortest(found), "seven tokens and end-of-sentence"
-    decays = logits_process.ExponentialDecayLengthPenalty.__call__
-    keeps = logits_process.InfNanRemoveLogitsProcessor.__call__
-
-    def decay(self: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
-        out: Tensor = decays(self, input_ids, scores).masked_fill(scores == -torch.inf, -torch.inf)
-        return out
-
-    def remove(self: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
-        out: Tensor = keeps(self, input_ids, scores).masked_fill(scores == -torch.inf, -torch.inf)
-        return out
-
-    monkeypatch.setattr(logits_process.ExponentialDecayLengthPenalty, "__call__", decay)
-    monkeypatch.setattr(logits_process.InfNanRemoveLogitsProcessor, "__call__", remove)
+    for name in ("ExponentialDecayLengthPenalty", "InfNanRemoveLogitsProcessor"):
+        processor = getattr(logits_process, name)
+        monkeypatch.setattr(processor, "__call__", forbidding(processor.__call__))
     assert_corrected(theirs, ours, 3)
 
 
@@ -88,14 +79,9 @@ def test_groups_return_the_token_that_ended_a_hypothesis() -> None:
     """transformers writes the first of the end tokens in place of the others; the scores are those of the others."""
     ends, differing, strength = (EOS, 5, 7, 9, 4), 0, 1e-6
     model = sharp_model("t5", 4)
-    keys = {
-        "beam": 4,
-        "nbest": 4,
-        "search": "diverse_beam",
-        "components": {"search.groups": 2, "search.strength": strength},
-    }
+    keys = {"search": "diverse_beam", "components": {"search.groups": 2, "search.strength": strength}}
     groups = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": strength}
-    ours = decode(seqgen_model(model), SOURCES, ends=ends, **keys)
+    ours = decode(seqgen_model(model), SOURCES, ends=ends, beam=4, nbest=4, **keys)
     for source, found in zip(SOURCES, ours, strict=True):
         for mine, theirs in zip(found, original(model, [source], ends, **groups)[0], strict=True):
             assert mine[1] == pytest.approx(theirs[1], abs=1e-5)

@@ -28,29 +28,24 @@ TEXTS = [
 ]
 
 
-def _folders(tmp_path: Path) -> dict[str, Path]:
-    """The same tokenizer as ``tokenizer.json`` alone, as the two older files alone, and with settings."""
-    whole = tmp_path / "whole"
-    tiny_tokenizer().save_pretrained(whole)
-    old = tmp_path / "old"
-    old.mkdir()
-    for name in ("vocab.json", "merges.txt"):
-        (old / name).write_bytes((whole / name).read_bytes())
-    (old / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCAB + 3}))
-    prefix = tmp_path / "prefix"
-    tiny_tokenizer().save_pretrained(prefix)
-    change_config(
-        prefix, "tokenizer_config.json", add_prefix_space=True, pad_token="!", tokenizer_class="GPT2Tokenizer"
-    )
-    cleaned = tmp_path / "cleaned"
-    tiny_tokenizer().save_pretrained(cleaned)
-    change_config(cleaned, "tokenizer_config.json", clean_up_tokenization_spaces=True)
-    return {"whole": whole, "old": old, "prefix": prefix, "cleaned": cleaned}
+SETTINGS = {
+    "whole": {},
+    "old": {},
+    "prefix": {"add_prefix_space": True, "pad_token": "!", "tokenizer_class": "GPT2Tokenizer"},
+    "cleaned": {"clean_up_tokenization_spaces": True},
+}
 
 
-@pytest.mark.parametrize("kind", ["whole", "old", "prefix", "cleaned"])
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_ids_and_texts_are_the_originals(kind: str, tmp_path: Path) -> None:
-    folder = _folders(tmp_path)[kind]
+    """The same tokenizer as ``tokenizer.json``, as the two older files alone, and with settings."""
+    folder = tmp_path / kind
+    tiny_tokenizer().save_pretrained(folder)
+    change_config(folder, "tokenizer_config.json", **SETTINGS[kind])
+    if kind == "old":
+        for path in {*folder.iterdir()} - {folder / "vocab.json", folder / "merges.txt"}:
+            path.unlink()
+        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCAB + 3}))
     original, ours = transformers.AutoTokenizer.from_pretrained(folder), load_pretrained_tokenizer(folder)
     encoded = original(TEXTS).input_ids
     for text, ids in zip(TEXTS, encoded, strict=True):

@@ -23,9 +23,9 @@ from seqgen.core.errors import UserError
 from seqgen.models.huggingface.generation import write_generation
 from seqgen.text.translator import Translator
 from tests.covering import covering
-from tests.huggingface_decoding import Pair, assert_same, pairs
+from tests.huggingface_decoding import Pair, assert_same, hypotheses_of, pairs
 from tests.huggingface_families import VARIANTS, lively_model, write_folder
-from tests.models.huggingface.test_configs import FLAG, Draw, one_of, outcomes, refused
+from tests.models.huggingface.test_configs import FLAG, Draw, draw, outcomes, refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -53,14 +53,7 @@ def decoded(original: Any, folder: Path, values: Mapping[str, Any], source: str)
     options |= {"return_dict_in_generate": True, "output_scores": True}
     out = original.generate(tokens, settings, attention_mask=torch.ones_like(tokens), **options)
     ends = values["eos_token_id"] if isinstance(values["eos_token_id"], list) else [values["eos_token_id"]]
-    rows = [row[tokens.size(1) if decoder_only else 1 :] for row in out.sequences.tolist()]
-    rows = [row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))] for row in rows]
-    scores = getattr(out, "sequences_scores", None)
-    if scores is None:
-        steps = original.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-        scores = torch.stack([own[: len(row)].mean() for own, row in zip(steps, rows, strict=True)])
-    found = zip(map(tuple, rows), scores.tolist(), strict=True)
-    return [pair for pair in found if not pair[1] < -1e6]  # ranks without a hypothesis
+    return hypotheses_of(original, out, len(out.sequences), ends, tokens.size(1) if decoder_only else 1)[0]
 
 
 # --- settings by hand
@@ -180,78 +173,41 @@ WORDS, PAD, EOS = 13, 0, 1
 """Tokens of the vocabulary, and its special ids; 3 is the unknown word, the others are words."""
 
 MOST_OFTEN: Mapping[str, Draw] = {
-    "num_beams": one_of(1, 2, 4),
-    "num_return_sequences": one_of(1, 2),
-    "max_length": one_of(3, 6, 12, 20, 21),
-    "eos_token_id": one_of(EOS, EOS, [EOS, 7], [9, EOS], 6, None),
+    **{"num_beams": (1, 2, 4), "num_return_sequences": (1, 2), "max_length": (3, 6, 12, 20, 21)},
+    "eos_token_id": (EOS, EOS, [EOS, 7], [9, EOS], 6, None),
 }
 """Fields that at least half of all cases have."""
 
 _SEARCH: dict[str, Draw] = {
-    "max_new_tokens": one_of(None, 1, 5, 9),
-    "min_length": one_of(0, 1, 4, 9),
-    "min_new_tokens": one_of(None, 0, 2, 6),
-    "early_stopping": one_of(True, False, "never"),
-    "max_time": one_of(None, 1000.0),
-    "stop_strings": one_of(None, "w7", ["w5 w6", "w9"]),
-    "do_sample": one_of(False, False, True),
-    "top_k": one_of(1, 50, 4),
-    "num_beam_groups": one_of(1, 2),
-    "diversity_penalty": one_of(0.0, 0.7),
-    "penalty_alpha": one_of(None, 0.6),
-    "dola_layers": one_of(None, "low"),
-    "length_penalty": one_of(1.0, 0.0, 2.0, -1.0),
-    "prompt_lookup_num_tokens": one_of(None, 2),
-    "max_matching_ngram_size": one_of(None, 2),
-    "low_memory": one_of(None, True),
+    **{"max_new_tokens": (None, 1, 5, 9), "min_length": (0, 1, 4, 9), "min_new_tokens": (None, 0, 2, 6)},
+    **{"early_stopping": (True, False, "never"), "max_time": (None, 1000.0), "do_sample": (False, False, True)},
+    **{"stop_strings": (None, "w7", ["w5 w6", "w9"]), "top_k": (1, 50, 4), "num_beam_groups": (1, 2)},
+    **{"diversity_penalty": (0.0, 0.7), "penalty_alpha": (None, 0.6), "dola_layers": (None, "low")},
+    **{"length_penalty": (1.0, 0.0, 2.0, -1.0), "prompt_lookup_num_tokens": (None, 2)},
+    **{"max_matching_ngram_size": (None, 2), "low_memory": (None, True)},
 }
 _SCORES: dict[str, Draw] = {
-    "temperature": one_of(1.0, 0.5),
-    "top_p": one_of(1.0, 0.8),
-    "min_p": one_of(None, 0.1),
-    "typical_p": one_of(1.0, 0.9),
-    "epsilon_cutoff": one_of(0.0, 0.05),
-    "eta_cutoff": one_of(0.0, 0.05),
-    "repetition_penalty": one_of(1.0, 1.6, 0.8),
-    "encoder_repetition_penalty": one_of(1.0, 1.7),
-    "no_repeat_ngram_size": one_of(0, 1, 2),
-    "encoder_no_repeat_ngram_size": one_of(0, 2),
-    "bad_words_ids": one_of(None, [[5]], [[5, 6], [8]], [[PAD], [EOS]], [[4, PAD]], [[PAD, 5], [PAD, 6]]),
-    "force_words_ids": one_of(None, [[5]]),
-    "constraints": one_of(None),
-    "sequence_bias": one_of(None, [[[5], 3.0]], [[[5, 6], -2.5], [[8], 2.0]], [[[PAD], 1.5]]),
-    "renormalize_logits": FLAG,
-    "remove_invalid_values": FLAG,
-    "forced_bos_token_id": one_of(None, 5),
-    "forced_eos_token_id": one_of(None, EOS, 8, [EOS, 8]),
-    "exponential_decay_length_penalty": one_of(None, [1, 1.3], [3, 1.6]),
-    "suppress_tokens": one_of(None, [], [5, 9]),
-    "begin_suppress_tokens": one_of(None, [EOS], [4, 8]),
-    "guidance_scale": one_of(None, 1.0, 1.5),
-    "token_healing": FLAG,
-    "watermarking_config": one_of(None, {"bias": 2.0}),
+    **{"temperature": (1.0, 0.5), "top_p": (1.0, 0.8), "min_p": (None, 0.1), "typical_p": (1.0, 0.9)},
+    **{"epsilon_cutoff": (0.0, 0.05), "eta_cutoff": (0.0, 0.05), "repetition_penalty": (1.0, 1.6, 0.8)},
+    **{"encoder_repetition_penalty": (1.0, 1.7), "no_repeat_ngram_size": (0, 1, 2)},
+    **{"encoder_no_repeat_ngram_size": (0, 2), "force_words_ids": (None, [[5]]), "constraints": (None,)},
+    "bad_words_ids": (None, [[5]], [[5, 6], [8]], [[PAD], [EOS]], [[4, PAD]], [[PAD, 5], [PAD, 6]]),
+    "sequence_bias": (None, [[[5], 3.0]], [[[5, 6], -2.5], [[8], 2.0]], [[[PAD], 1.5]]),
+    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing"), FLAG),
+    **{"forced_bos_token_id": (None, 5), "forced_eos_token_id": (None, EOS, 8, [EOS, 8])},
+    **{"exponential_decay_length_penalty": (None, [1, 1.3], [3, 1.6]), "suppress_tokens": (None, [], [5, 9])},
+    **{"begin_suppress_tokens": (None, [EOS], [4, 8]), "guidance_scale": (None, 1.0, 1.5)},
+    "watermarking_config": (None, {"bias": 2.0}),
 }
 _OTHERS: dict[str, Draw] = {
-    "use_cache": FLAG,
-    "cache_implementation": one_of(None, "dynamic", "static"),
-    "cache_config": one_of(None),
-    "return_legacy_cache": one_of(None, True),
-    "prefill_chunk_size": one_of(None),
     **dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate"), FLAG),
-    "output_logits": one_of(None, True),
-    "pad_token_id": one_of(PAD, EOS, 4),
-    "bos_token_id": one_of(None, 2, 4),
-    "decoder_start_token_id": one_of(0, 2, 4),
-    "num_assistant_tokens": one_of(5, 20),
-    "num_assistant_tokens_schedule": one_of("constant", "heuristic"),
-    "assistant_confidence_threshold": one_of(0.4, 0.0),
-    "assistant_early_exit": one_of(None),
-    "assistant_lookbehind": one_of(10, 3),
-    "target_lookbehind": one_of(10, 3),
-    "compile_config": one_of(None),
-    "disable_compile": FLAG,
-    "is_assistant": one_of(False),
-    "a_key_of_nobody": one_of(0, 3, "text"),
+    **dict.fromkeys(("use_cache", "disable_compile"), FLAG),
+    **dict.fromkeys(("cache_config", "prefill_chunk_size", "assistant_early_exit", "compile_config"), (None,)),
+    **{"cache_implementation": (None, "dynamic", "static"), "return_legacy_cache": (None, True)},
+    **{"output_logits": (None, True), "pad_token_id": (PAD, EOS, 4), "bos_token_id": (None, 2, 4)},
+    **{"decoder_start_token_id": (0, 2, 4), "num_assistant_tokens": (5, 20), "is_assistant": (False,)},
+    **{"num_assistant_tokens_schedule": ("constant", "heuristic"), "assistant_confidence_threshold": (0.4, 0.0)},
+    **{"assistant_lookbehind": (10, 3), "target_lookbehind": (10, 3), "a_key_of_nobody": (0, 3, "text")},
 }
 
 FIELDS: Mapping[str, Draw] = {**MOST_OFTEN, **_SEARCH, **_SCORES, **_OTHERS}
@@ -269,7 +225,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         sorted(_OTHERS), rng.randint(0, 2)
     )
     values: dict[str, Any] = {"eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": PAD}
-    values |= {name: FIELDS[name](rng) for name in names}
+    values |= {name: draw(FIELDS[name], rng) for name in names}
     if values.get("num_beam_groups", 1) > 1 or values.get("diversity_penalty", 0) > 0:
         values |= {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7}
     values["num_return_sequences"] = min(values.get("num_return_sequences", 1), values.get("num_beams", 1))

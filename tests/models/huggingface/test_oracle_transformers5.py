@@ -1,4 +1,4 @@
-"""Folders as transformers 5 saves them, with what it computes of them; ``tests/transformers5.py`` recorded both.
+"""Folders as transformers 5 saves them, with what it computes of them; ``tests/transformers5.py`` records them.
 
 Its files have ``dtype`` for ``torch_dtype``, all embeddings of an untied model, ``tie_word_embeddings`` whether or not
 the output projection is the embedding, other scales of tied and untied models, and tokenizers with other fields.
@@ -29,7 +29,6 @@ FOLDERS = {
     for name, wanted in json.loads((RECORDED / family / "logits.json").read_text()).items()
 }
 TEXTS: dict[str, Any] = json.loads((RECORDED / "transformers5" / "texts.json").read_text())
-T5_BATCH = {"sources": [[5, 9, 20, 1], [7, 1, 0, 0]], "prefixes": [[0, 8, 3], [0, 1, 39]]}
 
 
 @pytest.mark.parametrize("recorded", FOLDERS, ids=lambda path: path.name)
@@ -39,8 +38,7 @@ def test_recorded_folders(recorded: Path, tmp_path: Path) -> None:
     shutil.copytree(recorded, folder)
     pad, eos = config["pad_token_id"], config["eos_token_id"]
     write_tokenizer(folder, config["vocab_size"], pad, eos)
-    wanted = FOLDERS[recorded] if "bart" in recorded.parent.name else {**T5_BATCH, "logits": FOLDERS[recorded]}
-    sources, prefixes = torch.tensor(wanted["sources"]), torch.tensor(wanted["prefixes"])
+    sources, prefixes, wanted = (torch.tensor(FOLDERS[recorded][key]) for key in ("sources", "prefixes", "logits"))
     loaded = load_model(folder)
     assert loaded.notes == []
     assert loaded.model.start_token(eos) == config["decoder_start_token_id"]
@@ -51,11 +49,11 @@ def test_recorded_folders(recorded: Path, tmp_path: Path) -> None:
         mask = sources.ne(pad)
         for model in (loaded.model, load_model(tmp_path / "again").model):
             got = model(sources, mask.sum(1), prefixes).logits
-            torch.testing.assert_close(got, torch.tensor(wanted["logits"]), rtol=0, atol=1e-4)
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
         if not differs_in_4:
             original = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again").eval()
             theirs = original(input_ids=sources, attention_mask=mask.long(), decoder_input_ids=prefixes).logits
-            torch.testing.assert_close(theirs, torch.tensor(wanted["logits"]), rtol=0, atol=1e-4)
+            torch.testing.assert_close(theirs, wanted, rtol=0, atol=1e-4)
 
 
 def assert_tokenizer(folder: Path, wanted: dict[str, Any]) -> None:

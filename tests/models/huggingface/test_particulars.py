@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,13 +23,7 @@ from tests import huggingface_t5
 from tests.commands import command
 from tests.huggingface_bart import KINDS, VOCAB
 from tests.huggingface_decoding import assert_same, pairs
-from tests.huggingface_families import (
-    assert_same_logits,
-    lively_model,
-    reread,
-    tiny_model,
-    write_folder,
-)
+from tests.huggingface_families import assert_same_logits, lively_model, reread, tiny_model, write_folder
 from tests.huggingface_t5 import change_config, tiny_tokenizer
 from tests.model_zoo import _NARROW, LEARNED, PRE_NORM, registered
 
@@ -223,13 +216,3 @@ def test_an_untied_projection_of_an_umt5_is_scaled_once(tmp_path: Path) -> None:
     with torch.no_grad():
         one, two = (each(tokens, lengths, torch.tensor([[0, 5, 6]])).logits for each in (model, loaded))
     torch.testing.assert_close(one, two)
-
-
-def test_the_page_on_t5_shows_python_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    huggingface_t5.tiny_folder(tmp_path / "T5", "t5_v1_1")
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if "save_pretrained" in block]
-    exec(compile(code, "docs/models.md", "exec"), {})
-    assert {p.dtype for p in load_model("T5-float32").model.parameters()} == {torch.float32}

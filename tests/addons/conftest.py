@@ -1,3 +1,3 @@
-"""Trained runs."""
+"""The trained runs of the tests of the commands."""
 
 from tests.cli.conftest import data, runs  # noqa: F401  # fixtures

@@ -1,0 +1,3 @@
+"""Fixtures of the commands."""
+
+from tests.cli.conftest import data  # noqa: F401  # a fixture
