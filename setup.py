@@ -33,8 +33,18 @@ RETRIEVAL = ["scikit-learn>=1.5", "bm25s>=0.2"]
 CONFIDENCE = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 """What seqgen-calibrate needs."""
 
+SWEEPS = [
+    "hydra-optuna-sweeper>=1.2",
+    "hydra-joblib-launcher>=1.2",
+    "hydra-submitit-launcher>=1.2",
+    # Optuna 2, which the sweeper needs, cannot open a storage with later versions
+    "sqlalchemy>=1.4,<2",
+    "alembic<1.17",
+]
+"""What sweeps with Optuna, in several processes or on a cluster need."""
+
 setup(
-    name="seqgen",
+    name="seqgen-torch",  # "seqgen" on the package index is another project
     version="0.1.0",
     description="Sequence-to-sequence research in PyTorch: train, write models, experiment with decoding",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
@@ -68,6 +78,7 @@ setup(
             *RETRIEVAL,
             *PARAGRAPHS,
             *CONFIDENCE,
+            *SWEEPS,
             "rouge-score>=0.1.2",
             "sacremoses>=0.1.1",
             # real models of Firefox Translations and an engine to compare with; there is no wheel for aarch64
@@ -77,19 +88,23 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
+            "zizmor>=1.20",
             "transformers==4.53.3",
             "pyarrow>=16",
             "pandas>=2.2",
             "ray>=2.40",
             "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the page of traces
         ],
+        "docs": ["mkdocs-material>=9.5,<10"],
         "paragraphs": PARAGRAPHS,
         "confidence": CONFIDENCE,
+        "sweeps": SWEEPS,
         "retrieval": RETRIEVAL,
         "benchmarks": ["matplotlib>=3.9"],
         "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE
         "parquet": ["pyarrow>=16"],  # Parquet files as the input of a job
         "ray": ["ray>=2.40"],  # seqgen-generate engine=ray
+        "playground": ["gradio>=6.17,<7"],  # examples/playground.py
         "knn": ["faiss-cpu>=1.8"],  # examples/papers/knn_mt.py
     },
     entry_points={

@@ -31,7 +31,7 @@ from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config.compose import compose_given
 from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
-from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
+from seqgen.config.values import is_pair, repeated, split_argument, text_list, text_values, value_text
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.data.token_store import available_cores
 from seqgen.modules.kernel_choice import set_threads
@@ -146,19 +146,20 @@ class CommandLine:
 
     Attributes:
         typed: all arguments; words are in the value of ``key``, except topics.
+        as_typed: all arguments, in the order in which they were typed.
         flags: those that begin with ``-``.
         words: the topics of options that inform.
         pairs: those of the form ``key=value``; without such an option, all others are there too.
     """
 
     def __init__(self, typed: Sequence[str], key: str = ""):
-        self.typed = list(typed)
+        self.as_typed = self.typed = list(typed)
         self.flags = [text for text in typed if text.startswith("-")]
         self.informs = any(flag in INFORMING for flag in self.flags)
         self.pairs = [text for text in typed if text not in self.flags]
-        self.words = [text for text in self.pairs if "=" not in text]
+        self.words = [text for text in self.pairs if not is_pair(text)]
         if self.informs:
-            self.pairs = [text for text in self.pairs if "=" in text]
+            self.pairs = [text for text in self.pairs if is_pair(text)]
         elif key and self.words:
             same = [text for text in self.pairs if text.startswith(f"{key}=")]
             named = [item for text in same for item in text_values([text], key, list[str] if "=[" in text else str)]
@@ -184,7 +185,7 @@ class CommandLine:
         if unknown:
             from seqgen.cli.help import unknown_option  # only for this message
 
-            raise ConfigError(unknown_option(schema, self.typed, unknown[0]))
+            raise ConfigError(unknown_option(schema, self.as_typed, unknown[0]))
 
 
 def _information(schema: type, program: str, description: str, line: CommandLine) -> str:

@@ -10,12 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import merge_additions
 from seqgen.checkpoints.run_checkpoints import Checkpoints, resolve
 from seqgen.checkpoints.run_config import write_run_checksums
+from seqgen.checkpoints.sources import is_remote, local_path
 from seqgen.cli.command import log, run
 from seqgen.cli.model_formats import KEYS, MODEL_FORMATS, WRITERS, writer_of
 from seqgen.cli.output import check_output
@@ -133,9 +133,9 @@ def _check_keys(cfg: ConvertConfig) -> None:
     for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*used}):
         owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
         raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or set {owners}")
-    if cfg.format == "average" and (remote := next((path for path in cfg.path if path.startswith(PREFIX)), "")):
+    if cfg.format == "average" and (remote := next((path for path in cfg.path if is_remote(path)), "")):
         raise ConfigError(
-            f"path={remote} is a model on the Hugging Face Hub, and only checkpoints of runs are averaged; make it a "
+            f"path={remote} is downloaded, and only checkpoints of runs are averaged; make it a "
             f"run with seqgen-convert path={remote} output=RUN"
         )
     if cfg.last and len(cfg.path) > 1:

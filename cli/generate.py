@@ -5,6 +5,7 @@ At a terminal, it prompts for lines or shows a progress bar. With ``trace=FILE``
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections import Counter
@@ -41,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
+        if cfg.lines:
+            if cfg.input:
+                raise ConfigError(f"there are words without KEY=, or lines=, and input={cfg.input}; remove one of them")
+            cfg.input, sys.stdin = (
+                "-",
+                io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in cfg.lines).encode())),
+            )
         keys = [split_argument(override)[0] for override in arguments.overrides]
         if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
             raise ConfigError(
@@ -52,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         generate(cfg, arguments)
         return 0
 
-    run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
+    run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True, words="lines")
 
 
 def generate(cfg: GenerateConfig, arguments: Arguments) -> None:

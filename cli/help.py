@@ -21,6 +21,8 @@ WIDTH = 80
 COLUMN = 36
 """Column in which the help of a key begins; it begins below a longer key."""
 
+WORDS = "docs/words.md of the repository explains words such as beam and BLEU."
+
 _TEXTS = parse_yaml((resources.files(__package__) / "help.yaml").read_bytes())
 EXAMPLES = {program: [(one["what"], one["command"]) for one in texts["examples"]] for program, texts in _TEXTS.items()}
 """By the name of the program: what a command line does, and the command line. ``--help`` shows the first."""
@@ -47,7 +49,8 @@ def help_text(schema: type, program: str, description: str) -> str:
     rest += f", --help GROUP a group: {', '.join(sorted(groups))}." if groups else "."
     parts = [_filled(f"{program}: {description}"), _usage(program), _section("Keys", lines)]
     others = _section("Commands", [commands()]) if schema is TrainConfig else ""
-    return "\n\n".join(part for part in [*parts, _examples(program, 1), others, _filled(rest)] if part)
+    parts += [_examples(program, 1), others, f"{_filled(rest)}\n{WORDS}"]
+    return "\n\n".join(part for part in parts if part)
 
 
 def whole_help(schema: type, program: str, description: str) -> str:
@@ -117,7 +120,8 @@ def help_on(schema: type, program: str, topic: str) -> str:
 
 
 def _usage(program: str) -> str:
-    uses = ("[config=FILE.yaml] [key=value ...]", "--help [all | GROUP | COMPONENT | KEY]",
+    words = {"seqgen-generate": " [LINE ...]", "seqgen-show": " [PATH ...]"}.get(program, "")
+    uses = (f"[config=FILE.yaml] [key=value ...]{words}", "--help [all | GROUP | COMPONENT | KEY]",
             "--completion bash | --version")  # fmt: skip
     return "\n".join(f"{'Usage: ' if use == uses[0] else '       '}{program} {use}" for use in uses)
 

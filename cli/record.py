@@ -26,12 +26,11 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loaders import LoadedModel, checkpoint_loader_of
-from seqgen.checkpoints.loading import split_path
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import CONFIG_FILE, run_folder, tokenizer_digests
 from seqgen.checkpoints.serialization import digest
+from seqgen.checkpoints.sources import local_path, split_path
 from seqgen.cli.keys import keys_of
 from seqgen.cli.output import HashedText
 from seqgen.cli.provenance import versions

@@ -16,7 +16,7 @@ from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import is_component_key
 from seqgen.config.keys import locate
-from seqgen.config.values import split_argument
+from seqgen.config.values import is_pair, split_argument
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.registry import import_declared
 from seqgen.system.error_messages import printable
@@ -72,7 +72,7 @@ def check_keys(typed: Sequence[str]) -> None:
     """
     if any(text.startswith("-") for text in typed):
         return
-    keys = [split_argument(text)[0] for text in typed]
+    keys = [split_argument(text)[0] for text in typed if is_pair(text)]
     try:
         for key in keys:
             if key != CONFIG_KEY and not is_component_key(GenerateConfig, key):

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import checkpoint_loader_of
 from seqgen.checkpoints.loading import base_digest, load_model
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of
+from seqgen.checkpoints.sources import is_remote, local_path
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.provenance import note_prepared
 from seqgen.cli.run_folder import open_run
-from seqgen.config import BaseConfig, TrainConfig
-from seqgen.config.compose import chosen_components, compose, expand_sweep
+from seqgen.config import BaseConfig, CheckpointConfig, TrainConfig
+from seqgen.config.compose import chosen_components
 from seqgen.config.keys import known_keys
 from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.core.errors import CheckpointError, ConfigError, UserError
@@ -42,13 +44,18 @@ PREPARATION = timedelta(days=1)
 DESCRIPTION = """trains a model; without arguments, it trains fconv_tiny on the built-in example (number_names).
 If the run folder contains a run, training resumes it. With prepare_only=true only the tokenizer is
 trained and the text encoded. With -m, keys can have several values, such as
-model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own."""
+model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own.
+Keys such as hydra/sweeper=optuna and hydra/launcher=joblib choose Hydra's sweepers and launchers."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    of_hydra = [text for text in typed if re.match("[+~]*hydra[./]", text)]
 
     def work(cfg: TrainConfig, arguments: Arguments) -> int:
+        if of_hydra:
+            raise ConfigError(f"{of_hydra[0]} is for sweeps: add -m, or remove it")
         if cfg.prepare_only and not cfg.run_dir:
             raise ConfigError("run_dir is missing: set run_dir=FOLDER, the run folder that training will use")
         chosen = chosen_components(TrainConfig, arguments.overrides)
@@ -56,32 +63,32 @@ def main(argv: Sequence[str] | None = None) -> None:
             log(f"no task is given, so the built-in example is trained: task={chosen['task']}")
         return train_run(cfg, Path(cfg.run_dir or f"runs/{chosen['task']}-{chosen['model']}"), arguments)
 
-    run(TrainConfig, work, DESCRIPTION, argv, train_sweep, complete=with_checkpoint, pass_arguments=True)
+    others, sweep = [text for text in typed if text not in of_hydra], partial(train_sweep, of_hydra)
+    run(TrainConfig, work, DESCRIPTION, others, sweep, complete=with_checkpoint, pass_arguments=True)
 
 
-def train_sweep(arguments: Arguments) -> int:
-    """Train one run after the other, for each combination of values.
+def train_sweep(of_hydra: Sequence[str], arguments: Arguments) -> int:
+    """Train several runs, and print the table of the runs in their folder.
 
     Args:
-        arguments: the arguments, with several values separated by commas.
+        of_hydra: the arguments that are Hydra's.
+        arguments: the others, some with several values.
 
     Returns:
-        The exit code: 0, or that of the first run that did not end as configured.
+        The exit code: 0, or that of the first run that failed.
     """
-    base = Path(next(iter(text_values(arguments.overrides, "run_dir", str)), "runs/sweep"))
-    jobs = list(expand_sweep(TrainConfig, arguments.overrides))
-    metric = ""
-    for number, (job, name) in enumerate(jobs, start=1):
-        log(f"job {number} of {len(jobs)}: {name}")
-        cfg = compose(TrainConfig, job)
-        metric = cfg.checkpoint.best_checkpoint_metric
-        code = train_run(cfg, base / name, replace(arguments, overrides=job))
-        if code:
-            return code
-    with suppress(MissingAddonError):
+    sweeps = import_declared("seqgen.addons.sweeps.sweep", "seqgen-train -m")
+    folder = Path(next(iter(text_values(arguments.overrides, "run_dir", str)), "runs/sweep"))
+    names = text_values(arguments.overrides, "checkpoint.best_checkpoint_metric", str)
+    metric = [CheckpointConfig().best_checkpoint_metric, *names][-1]
+    failed = sweeps.sweep(arguments.overrides, of_hydra, folder, metric)
+    with suppress(MissingAddonError, ConfigError):  # training may not have begun in any run
         tables = import_declared("seqgen.addons.compare.runs", "the table of runs")
-        print(tables.table_by_score([base / name for _, name in jobs], metric))
-    return 0
+        print(tables.table_by_score(tables.find_runs([str(folder)]), metric))
+    if failed:
+        listed = "; ".join(f"{name} (exit code {code})" for name, code in failed)
+        log(f"runs that failed, with the messages above: {listed}")
+    return failed[0][1] if failed else 0
 
 
 def train_run(cfg: TrainConfig, folder: Path, arguments: Arguments) -> int:
@@ -186,7 +193,7 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     chosen = MODELS.find(given.get("model", ""))
     if chosen is not None and issubclass(chosen.config, BaseConfig):
         place = given["checkpoint.finetune_from"]
-        absolute = place if place.startswith(PREFIX) else str(path.resolve())
+        absolute = place if is_remote(place) else str(path.resolve())
         given = {"model.base": absolute, "model.base_digest": base_digest(place), **given}
     if checkpoint_loader_of(path) is not None:
         if "model" not in given:

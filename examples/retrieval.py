@@ -1,7 +1,15 @@
 """Generative retrieval: a model decodes the identifier of the picture that a description belongs to.
 
-``python examples/retrieval.py data=CAPTIONS output=FOLDER`` makes the identifiers, and the files to train and decode
-with; ``python examples/retrieval.py output=FOLDER found=FILE`` computes the recall. docs/retrieval.md has all commands.
+The first command makes the identifiers, and the files to train and decode with; the last one computes the recall::
+
+    python examples/retrieval.py data=CAPTIONS output=exp
+    seqgen-train run_dir=exp/run task=translation task.source_lang=query task.target_lang=id
+        task.tokenizer=whitespace task.joined_dictionary=false task.train=exp/train task.valid=exp/valid
+        model=transformer_tiny model.dropout=0.1 dataset.max_tokens=8192 optimization.lr=[3e-3]
+        lr_scheduler.warmup_updates=1000 optimization.max_epoch=20 checkpoint.keep_last_epochs=1 common.seed=1
+    seqgen-generate path=exp/run input=exp/test.query output=exp/found.json format=json generation.beam=100
+        generation.nbest=100 generation.allowed_outputs=exp/catalogue generation.certificate=true
+    python examples/retrieval.py output=exp found=exp/found.json
 
 Each picture has five descriptions. One of them, chosen at random, is held out as a query; the other four are the
 document. The identifier is a path of clusters (Tay et al. 2022, "semantically structured identifiers"): documents are
@@ -34,7 +42,9 @@ CUTS = (1, 10, 100)
 class RetrievalConfig:
     """The configuration of the command."""
 
-    data: str = option("", "folder with train.1.en.gz to train.5.en.gz: line n of each describes picture n")
+    data: str = option(
+        "", "folder with train.1.en.gz to train.5.en.gz: line n of each describes picture n", role="input_path"
+    )
     output: str = option("", "folder of the experiment", role="output_path")
     found: str = option("", "output of seqgen-generate for output/test.query with format=json; computes the recall")
     clusters: int = option(32, "number of clusters of each level", minimum=2)

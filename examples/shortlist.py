@@ -46,8 +46,12 @@ The file has the format of CTranslate2's vmap.txt."""
 class ShortlistConfig:
     """The configuration of the command."""
 
-    path: str = option("", "run folder or checkpoint of the model, whose tokenizer and vocabulary are used")
-    source: str = option("", "text file in the source language, one sentence per line; .gz is decompressed")
+    path: str = option(
+        "", "run folder or checkpoint of the model, whose tokenizer and vocabulary are used", role="input_path"
+    )
+    source: str = option(
+        "", "text file in the source language, one sentence per line; .gz is decompressed", role="input_path"
+    )
     target: str = option("", "the translations of its lines")
     output: str = option("", "file to write", role="output_path")
     best: int = option(100, "number of target tokens for each source token", minimum=0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from seqgen.checkpoints.hub import CONFIG_CHECKS
 from seqgen.checkpoints.loaders import declare_checkpoint_loader
+from seqgen.checkpoints.sources import declare_source
 from seqgen.registry import MODELS
 
 if __name__ != "seqgen.models":
@@ -28,6 +29,7 @@ declare_checkpoint_loader(
     ),
     "seqgen.addons.marian.loader",
 )
+declare_source("firefox", "seqgen.addons.firefox.download")
 
 
 def _check_config(path: Path) -> None:

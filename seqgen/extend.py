@@ -15,13 +15,13 @@ from seqgen.core.lazy_names import lazy_names
 # fmt: off
 # isort: off
 if TYPE_CHECKING:
-    from seqgen.checkpoints.hub import local_path
     from seqgen.checkpoints.loaders import (DecodingConfig, DecodingTask, ForeignConfig, LoadedModel, Placement,
         register_checkpoint_loader)
-    from seqgen.checkpoints.loading import load_base, load_model, split_path
+    from seqgen.checkpoints.loading import load_base, load_model
     from seqgen.checkpoints.model_weights import build_on_meta, build_with_weights, fuse_projections
     from seqgen.checkpoints.run_config import flatten, read_yaml, run_folder
     from seqgen.checkpoints.serialization import fingerprint
+    from seqgen.checkpoints.sources import local_path, split_path
     from seqgen.checkpoints.torch_file import read_torch_file
     from seqgen.cli.command import Arguments, import_plugins, log, run, set_up_device
     from seqgen.cli.line_decoding import check_plain_text
@@ -126,7 +126,7 @@ if TYPE_CHECKING:
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
     from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
         count_ngrams, expected_utilities, utility_from_config)
-    from seqgen.text.results import Computed, TextHypothesis, Translation
+    from seqgen.text.results import Computed, Details, TextHypothesis, Translation
     from seqgen.text.text_decoding import TextDecoding
     from seqgen.text.word_streaming import WordStreamer
     from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, TrainingContext, target_logits
@@ -167,13 +167,12 @@ __all__ += ["generate_continuously", "has_features", "has_steps", "rows_of_paren
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
-__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "InputLine", "LanguageReader", "LineOrder", "LineStage", "Matrix"]
-__all__ += ["ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis", "TextModel"]
-__all__ += ["TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
+__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "Details", "InputLine", "LanguageReader", "LineOrder", "LineStage"]
+__all__ += ["Matrix", "ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis"]
+__all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
 __all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_target", "expected_utilities"]
 __all__ += ["register_feature", "register_line_stage", "register_metric", "register_output_format"]
-__all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config"]
-__all__ += ["with_prefixes"]
+__all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
 __all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
 __all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "IncrementalState"]

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declares what the tests name, so that each test file also runs alone
 from seqgen.config.added_options import _decorate_again
 from seqgen.config.generation import KEYS_OF_ADDONS, Options
 from seqgen.config.values import DEFAULTS

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
+
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 MAGIC = 0xF11A48D5013417F5
 
@@ -64,3 +66,20 @@ def with_checksum(content: bytes) -> bytes:
     for (value,) in struct.iter_unpack("<Q", content[: len(content) // 8 * 8]):
         checksum = (checksum ^ (value + 0x9E3779B9 + (checksum << 6) + (checksum >> 2))) % 2**64
     return struct.pack("<2Q", MAGIC, checksum) + content
+
+
+PIECES = 35
+
+
+def model_files(folder: Path) -> dict[str, bytes]:
+    """The files of a small model of Firefox, by name, the model's first; the folder is for temporary files."""
+    lines = ["der Hund sieht den Baum", "ein Ball und zwei Männer", "the dog has a ball", "é 日本"] * 9
+    known = dict(np.load(Path(__file__).parent / "recorded" / "marian" / "transformer.npz"))
+    known |= {"Wemb": np.eye(PIECES, 8, dtype=np.float32), "decoder_ff_logit_out_b": np.ones((1, PIECES), np.float32)}
+    write_binary(folder / "model.bin", known, int8=True)
+    ids = {"eos": 0, "unk": 1, "bos": -1, "pad": -1}
+    return {
+        "model.enpt.intgemm.alphas.bin": (folder / "model.bin").read_bytes(),
+        "vocab.enpt.spm": train_sentencepiece(lines, vocab_size=PIECES, special_ids=ids),
+        "lex.50.50.enpt.s2t.bin": shortlist([[]] * PIECES, PIECES),
+    }

@@ -11,7 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +23,14 @@ ROOT = Path(__file__).parent.parent
 
 INTRODUCTION = """# The names of `seqgen.extend` and `seqgen.config`
 
-Each name with its arguments, and the methods that a class defines. `python -m pydoc seqgen.extend.NAME` prints the
-whole reference of one name. [extending.md](extending.md) says which classes to subclass. The names of `seqgen.config`
+Each name with its arguments, what it is, and in square brackets the methods that a class adds to those of its base
+class. `(…)` stands for arguments that do not fit, `...` for methods. `python -m pydoc seqgen.extend.NAME` prints
+everything about one name. [extending.md](extending.md) says which classes to subclass. The names of `seqgen.config`
 are in [the last sections](#seqgenconfig-groups-of-keys).
 """
+
+REGISTER = "Register the decorated class."
+"""What the decorators say that the page lists together."""
 
 
 def groups(module: ModuleType) -> dict[str, list[str]]:
@@ -64,16 +68,37 @@ def methods(cls: type) -> dict[str, str]:
 
 
 def entry(module: ModuleType, name: str) -> str:
-    """The line of a name of a module."""
-    value = getattr(module, name)
-    if inspect.isroutine(value):
-        return f"- `{name}{arguments(value)}`: {summary(inspect.getdoc(value))}"
-    if not inspect.isclass(value):
-        return f"- `{name}`: {summary(description(module, name))}"
-    keys = name.endswith("Config") or not inspect.isfunction(value.__init__)  # a configuration is made from keys
-    own = "" if keys else arguments(value.__init__, 1)
-    calls = [f"`{each}{call}`" for each, call in methods(value).items()]
-    return f"- `{name}{own}`: {summary(inspect.getdoc(value))}" + (f" Methods: {', '.join(calls)}." if calls else "")
+    """The entry of a name of a module: one line if that suffices without arguments and methods.
+
+    The methods of a class to subclass are shown in any case.
+    """
+    value, text = getattr(module, name), explained(module, name)
+    is_class, is_function = inspect.isclass(value), inspect.isroutine(value)
+    call, added = arguments(value) if is_function else "", ""
+    if is_class:
+        if not name.endswith("Config") and inspect.isfunction(value.__init__):  # a configuration is made from keys
+            call = re.sub(r"^\(\*args.*", "", arguments(value.__init__, 1))
+        own = [each for each in methods(value) if not any(hasattr(base, each) for base in value.__bases__)]
+        added = f" [{', '.join(f'`{each}`' for each in own)}]" if own else ""
+    brief, some = call and "(…)", added and " [...]"
+    if "subclass" in text.lower() or "base class" in text.lower():
+        some = added
+    short = re.sub(r" \([^()]*\d{4}[^()]*\)", "", text)  # without papers
+    first = re.split(r"(?:\.|;)(?= )", short)[0].rstrip(".") + "."
+    if is_function:
+        call = call if len(call) < 60 else brief
+        shown = [(call, text, ""), (call, first, ""), (brief, first, "")]
+    else:
+        shown = [(call, text, added), (brief, text, added), (call, text, some), (brief, text, some)]
+        shown += [(brief, short, some), (brief, first, some)]
+    lines = [filled(f"- `{name}{one}`: {said}{other}") for one, said, other in shown]
+    shortened = textwrap.shorten(f"- `{name}{brief}`: {first}", 120 - len(some), placeholder=" …") + some
+    return next((line for line in lines if "\n" not in line), lines[-1] if some == added else shortened)
+
+
+def filled(text: str) -> str:
+    """A paragraph in lines of the page's width."""
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def description(module: ModuleType, name: str) -> str | None:
@@ -88,6 +113,13 @@ def description(module: ModuleType, name: str) -> str | None:
     return None
 
 
+def explained(module: ModuleType, name: str) -> str:
+    """The first paragraph of what a name's docstring says."""
+    value = getattr(module, name)
+    is_documented = inspect.isclass(value) or inspect.isroutine(value)
+    return summary(inspect.getdoc(value) if is_documented else description(module, name))
+
+
 def summary(docstring: str | None) -> str:
     """The first paragraph of a docstring.
 
@@ -100,13 +132,23 @@ def summary(docstring: str | None) -> str:
 
 
 def page() -> str:
-    """The text of the page."""
+    """The text of the page; a name of both modules is listed once."""
     parts = [INTRODUCTION]
+    listed: set[str] = set()
     for module, prefix in ((seqgen.extend, ""), (seqgen.config, "`seqgen.config`: ")):
         for heading, names in groups(module).items():
             parts.append(f"## {prefix}{heading[0].lower() + heading[1:] if prefix else heading}\n")
-            for name in names:
-                parts.append(textwrap.fill(entry(module, name), 120, subsequent_indent="  ", break_on_hyphens=False))
+            new = [name for name in names if name not in listed]
+            alike = {
+                "Decorators that register a class": [each for each in new if explained(module, each) == REGISTER],
+                "Configurations, whose fields are keys": [each for each in new if each.endswith("Config")],
+                "Also": sorted(listed & {*names}),
+            }
+            parts += [entry(module, each) for each in new if each not in chain.from_iterable(alike.values())]
+            for title, group in alike.items():
+                if group:
+                    parts.append(filled(f"- {title}: {', '.join(f'`{each}`' for each in group)}."))
+            listed |= {*names}
             parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 

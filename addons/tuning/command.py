@@ -7,9 +7,10 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TypeAlias
 
-from seqgen.config import ResolvedSettings, did_you_mean, known_keys, sweep_values
+from seqgen.config import ResolvedSettings, did_you_mean, known_keys
 from seqgen.extend import (
     DECODING_COMPONENTS,
     Arguments,
@@ -38,6 +39,12 @@ Trial: TypeAlias = tuple[tuple[str, ...], TextScore]
 """A setting, the ``key=value`` arguments of the tuned keys or none, and the score of its outputs."""
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
+
+NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+"""A number in a range."""
+
+MAX_VALUES = 10_000
+"""Maximum number of values of one key."""
 
 MAX_LISTS = 10_000
 """Maximum number of lists that ``simplex:N`` stands for."""
@@ -110,8 +117,37 @@ def arguments_of(key: str, text: str, models: int) -> list[str]:
     if text.startswith("simplex"):
         values = _simplex(key, text, models)
     else:
-        values = [value.replace(" ", "") for value in sweep_values(f"tune.{key}", text)]
+        values = [value.replace(" ", "") for value in _values(f"tune.{key}", text)]
     return [f"{key}={value}" for value in dict.fromkeys(values)]
+
+
+def _values(key: str, text: str) -> list[str]:
+    """The values that ``A,B,C``, ``FIRST:LAST:STEP`` (both included) or ``[A,B],[C,D]`` stand for, as they are typed.
+
+    Args:
+        key: the key, for messages.
+        text: what the user typed.
+
+    Raises:
+        ConfigError: a range cannot be read, or has more than ``MAX_VALUES`` values.
+    """
+    if text.startswith("["):
+        lists = re.findall(r"\[[^\[\]]*\]", text)
+        return lists if ",".join(lists) == text else [text]
+    parts = ([part.strip()] if ":" not in part else _range(key, part) for part in text.split(","))
+    return list(itertools.chain.from_iterable(parts))
+
+
+def _range(key: str, text: str) -> list[str]:
+    """The numbers of ``FIRST:LAST:STEP``: ``0:1:0.5`` gives 0, 0.5 and 1."""
+    parts = [part.strip() for part in text.split(":")]
+    numbers = [Decimal(part) for part in parts if NUMBER.fullmatch(part)]
+    if not len(numbers) == len(parts) == 3 or numbers[2] <= 0 or numbers[1] < numbers[0]:
+        raise ConfigError(f"{key}={text}: a range is FIRST:LAST:STEP with a step above 0 and FIRST below LAST")
+    first, last, step = numbers
+    if (count := int((last - first) / step) + 1) > MAX_VALUES:
+        raise ConfigError(f"{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")
+    return [f"{(first + index * step).normalize():f}" for index in range(count)]
 
 
 def _simplex(key: str, text: str, size: int) -> list[str]:

@@ -16,8 +16,8 @@ from seqgen.extend import CommonConfig, ConfigError, option, read_lines, run
 class UnknownWordsConfig:
     """The keys of the command; those of the group ``common`` are the same in all commands."""
 
-    path: str = option("", "run folder or checkpoint of the model")
-    input: str = option("", "text file")
+    path: str = option("", "run folder or checkpoint of the model", role="input_path")
+    input: str = option("", "text file", role="input_path")
     common: CommonConfig = field(default_factory=CommonConfig)
 
 

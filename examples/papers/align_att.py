@@ -10,8 +10,8 @@ where ``A`` is the cross-attention that the model reports, averaged over heads. 
 that has ``a_t > g - f`` or is end-of-sentence; then one more source token is read. After the last one, all are emitted.
 
 ``seqgen-generate common.user_dir=examples/papers/align_att.py path=runs/transformer input=test.en
-generation.search=align_att search.f=2 search.latency=latency.jsonl``
-``python examples/papers/latency.py path=runs/transformer latency=latency.jsonl reference=test.de`` prints the lagging.
+generation.search=align_att generation.max_len_b=40 search.f=2 search.latency=align_att.jsonl``
+``python examples/papers/latency.py path=runs/transformer latency=align_att.jsonl reference=test.de`` prints lags.
 
 Expect better outputs and a larger lag for larger f; with f above all lengths, this is greedy search.
 """

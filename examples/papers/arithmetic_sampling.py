@@ -12,8 +12,9 @@ Each sample has the model's distribution, and an output with probability ``p`` i
 times, so that N-best lists have fewer duplicates and averages over samples have a smaller variance. (The authors' code
 divides by ``N + 1``, which leaves one wider gap.) ::
 
-    seqgen-generate common.user_dir=examples/papers/arithmetic_sampling.py path=runs/a input=test.en \
-        generation.search=arithmetic generation.beam=8 generation.nbest=8 format=json
+    seqgen-generate common.user_dir=examples/papers/arithmetic_sampling.py path=runs/a input=test.en
+        generation.search=arithmetic generation.sampling=true generation.temperature=0.5 generation.beam=8
+        generation.nbest=8
 
 The keys of sampling work as well: ``generation.sampling=true generation.temperature=0.7 generation.top_p=0.9``.
 """

@@ -11,7 +11,8 @@ length penalty, and for a beam search that ends when no beam can improve its out
 (``generation.semantics=huggingface``). By fairseq's rule, beam search may end before it finds the best of them.
 
 ``seqgen-generate common.user_dir=examples/papers/best_first_beam.py path=runs/a input=test.en generation.beam=5
-generation.length_penalty=0 generation.search=best_first_beam``
+generation.length_penalty=0 generation.semantics=huggingface generation.early_stopping=never
+generation.search=best_first_beam``
 
 Each step expands the best prefixes of every sentence, ``at_once`` of each, all in one batch: their rows are
 taken out of the sessions that have read them (``fork``) and put together (``merge``). With ``at_once=1`` these are the

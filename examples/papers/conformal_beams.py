@@ -9,9 +9,9 @@ where ``n_l`` calibration references are above ``t_1 .. t_(l-1)``; ``t_l`` is ``
 shorter than ``l`` has its mean at its end. A new reference is kept at all lengths with probability ``product of
 1 - k_l / (n_l + 1)`` or more, if ``generation.beam`` is never too small for what the thresholds keep.
 
-``python examples/papers/conformal_beams.py path=[runs/a] source=val.en target=val.de alpha=0.01 file=thresholds.json``
-``seqgen-generate common.user_dir=examples/papers/conformal_beams.py path=runs/a input=test.en generation.beam=20
-generation.search=conformal search.file=thresholds.json``
+``python examples/papers/conformal_beams.py path=[runs/a] source=DATA/val.en.gz target=DATA/val.de.gz alpha=0.01
+file=thresholds.json``, then ``seqgen-generate common.user_dir=examples/papers/conformal_beams.py path=runs/a
+input=test.en generation.beam=5 generation.nbest=5 generation.search=conformal search.file=thresholds.json``
 
 Expect shorter n-best lists where the model is certain, and none where all candidates are dropped. Unlike in the paper,
 a finished hypothesis is not compared with the thresholds of greater lengths: lists can be longer, not shorter. The rows
@@ -108,8 +108,8 @@ class CalibrationConfig:
     """The keys of the command that calibrates the thresholds."""
 
     path: list[str] = option([], "run folders or checkpoints of the models")
-    source: str = option("", "text file with the sources")
-    target: str = option("", "text file with the reference of each source")
+    source: str = option("", "text file with the sources", role="input_path")
+    target: str = option("", "text file with the reference of each source", role="input_path")
     alpha: float = option(0.01, "the share of references that may be dropped at each step", minimum=0, maximum=0.999)
     file: str = option("", "file to write; it must not exist", role="output_path")
     reading: ReadingConfig = field(default_factory=ReadingConfig)

@@ -11,6 +11,7 @@ language tag as its first word (for models that read the target language from su
 
     seqgen-generate common.user_dir=examples/papers/contrastive_sources.py path=[runs/a,runs/a] input=test.en
         generation.member_sources=[input,random_line] source.random_line.file=test.en generation.combination=contrast
+        combination.weights=[0.2]
     seqgen-generate common.user_dir=examples/papers/contrastive_sources.py path=[runs/a,runs/a] input=test.en
         generation.member_sources=[input,language_tag] source.language_tag.tag=<2en> generation.combination=contrast
         combination.weights=[0.1]
@@ -47,7 +48,7 @@ from seqgen.extend import (
 class RandomLineConfig:
     """Configuration of the random source; its fields are the keys ``source.random_line.FIELD``."""
 
-    file: str = option("", "text file with lines of the source language")
+    file: str = option("", "text file with lines of the source language", role="input_path")
     seed: int = option(1, "seed of the choice, which depends on the line number and not on the batch", minimum=0)
 
 

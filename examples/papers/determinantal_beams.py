@@ -10,8 +10,9 @@ with the string subsequence kernel ``S`` (Lodhi et al. 2002) over the generated 
 set is found greedily (Chen, Zhang and Zhou 2018), among the most probable continuations. Here ``D`` is scaled so that
 the probabilities of these continuations sum to 1, and ``w`` has the same meaning at each step::
 
-    seqgen-generate common.user_dir=examples/papers/determinantal_beams.py path=runs/a input=test.en \
-        generation.search=determinantal search.weight=0.1 generation.beam=5 generation.nbest=5 format=json
+    seqgen-generate common.user_dir=examples/papers/determinantal_beams.py path=runs/a input=test.en
+        generation.search=determinantal generation.max_len_b=40 search.weight=0.5 generation.beam=5
+        generation.nbest=5
 
 Expect n-best lists with more distinct n-grams, and scores a little lower than those of beam search.
 """

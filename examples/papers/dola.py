@@ -10,8 +10,8 @@ layer gives to the output of layer ``j``, and JSD the Jensen-Shannon divergence:
 
 The decoder needs ``early_exit``: transformer, T5 and transformer_lm have it::
 
-    seqgen-generate common.user_dir=examples/papers/dola.py path=runs/a input=test.en generation.beam=1
-        generation.processors=[dola] processor.dola.layers=[2,4]
+    seqgen-generate common.user_dir=examples/papers/dola.py path=runs/transformer input=test.en generation.beam=1
+        generation.processors=[dola] processor.dola.layers=[1,2]
 
 The paper is about large language models with many layers. Expect worse translations from models with few layers: their
 early layers were not trained to predict, so that the contrast mostly flattens the distribution among plausible tokens.

@@ -6,8 +6,8 @@ list ``C`` of candidates if one of these holds (``p`` is the probability of the 
     relative   p(c) < relative * max p(C)              absolute   log p(c) < max log p(C) - absolute
     local      w(c) < local * max w(C)                 per_beam   that many candidates of the same beam are better
 
-``seqgen-generate common.user_dir=examples/papers/dynamic_beams.py path=runs/a input=test.en generation.beam=10
-generation.search=threshold_pruning search.absolute=2.5 search.local=0.02 search.per_beam=3``
+``seqgen-generate common.user_dir=examples/papers/dynamic_beams.py path=runs/a input=test.en generation.beam=5
+generation.nbest=5 generation.search=threshold_pruning search.absolute=2.5 search.local=0.02 search.per_beam=3``
 
 ``C`` are the ``2 * beam`` candidates of beam search. Expect shorter n-best lists and fewer steps where the model is
 certain. The rows of dropped beams are still computed until their sentence is done.

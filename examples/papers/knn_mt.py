@@ -6,9 +6,9 @@ the token v. At every step, the k pairs N nearest to the features of the new pos
     p_kNN(y) ~ sum over (f_j, v_j) in N with v_j = y of exp(-|f_j - f|^2 / T)
     p(y)     = w p_kNN(y) + (1 - w) p_model(y)
 
-``python examples/papers/knn_mt.py path=runs/a source=train.en target=train.de datastore=knn`` builds the datastore.
-``seqgen-generate common.user_dir=examples/papers/knn_mt.py path=runs/a input=test.en generation.combination=knn_mt
-combination.datastore=knn combination.interpolation=0.3 combination.temperature=10``
+``python examples/papers/knn_mt.py path=runs/a source=DATA/train.en target=DATA/train.de datastore=knn`` builds the
+datastore. ``seqgen-generate common.user_dir=examples/papers/knn_mt.py path=runs/a input=test.en
+generation.combination=knn_mt combination.datastore=knn combination.interpolation=0.3 combination.temperature=10``
 
 Expect better outputs if the datastore has text like the input that the model was not trained on; tune w and T. The
 features are those after the last decoder layer (in the paper, the input of its feed-forward network). The search is
@@ -48,7 +48,7 @@ from seqgen.extend import (
 class KnnMTConfig(MeanConfig):
     """Configuration of kNN-MT; its fields are the keys ``combination.FIELD``."""
 
-    datastore: str = option("", "folder of the datastore")
+    datastore: str = option("", "folder of the datastore", role="input_path")
     neighbors: int = option(8, "k, the number of neighbors", minimum=1)
     interpolation: float = option(0.3, "w, the weight of the neighbors", minimum=0, maximum=1)
     temperature: float = option(10.0, "T, which divides squared distances", minimum=1e-6)
@@ -114,9 +114,9 @@ class KnnMT(ProbabilityMean):
 class BuildConfig:
     """The keys of the command that builds a datastore."""
 
-    path: str = option("", "run folder or checkpoint of the model")
-    source: str = option("", "text file with the sources")
-    target: str = option("", "text file with the target of each source")
+    path: str = option("", "run folder or checkpoint of the model", role="input_path")
+    source: str = option("", "text file with the sources", role="input_path")
+    target: str = option("", "text file with the target of each source", role="input_path")
     datastore: str = option("", "folder to write; it must not exist", role="output_path")
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)

@@ -29,9 +29,11 @@ from seqgen.extend import CommonConfig, ConfigError, ReadingConfig, option, read
 class LatencyConfig:
     """The keys of the command."""
 
-    path: str = option("", "run folder or checkpoint, whose tokenizer counts the tokens of references")
+    path: str = option(
+        "", "run folder or checkpoint, whose tokenizer counts the tokens of references", role="input_path"
+    )
     latency: str = option("", "JSON lines with the delays of each output's tokens")
-    reference: str = option("", "text file with the reference of each line")
+    reference: str = option("", "text file with the reference of each line", role="input_path")
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
 

@@ -10,7 +10,7 @@ and predicts them at once; the other tokens keep their values and probabilities:
 This is done for the ``generation.beam`` most probable lengths N; the output with the largest mean of log p_i is chosen.
 
 ``seqgen-generate common.user_dir=[examples/papers/mask_predict_model.py,examples/papers/mask_predict.py] path=runs/cmlm
-input=test.en generation.search=mask_predict search.iterations=10``
+input=- search.iterations=10 generation.beam=1``
 
 Expect repeated words with one iteration, since each token is predicted without knowing the others, and fewer of them
 with 4 to 10. The members of an ensemble are combined at each position. Components that read an output from left to

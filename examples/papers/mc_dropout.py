@@ -8,9 +8,9 @@ for Neural Machine Translation". A mask ``z_m`` is a sample of a posterior over 
 with the dropout probability ``q`` of training, or ``search.rate``. uncertainty.py measures the members: the mutual
 information of each token, and D-TP, the mean of the members' ``1/L log p(y | x, z_m)``, of a translation::
 
-    seqgen-generate common.user_dir=[examples/papers/mc_dropout.py,examples/papers/uncertainty.py] \
-        path=[runs/a,runs/a,runs/a,runs/a,runs/a] input=test.en generation.search=mc_dropout format=json \
-        generation.observers=[uncertainty] observer.uncertainty.file=uncertainty.jsonl
+    seqgen-generate common.user_dir=[examples/papers/mc_dropout.py,examples/papers/uncertainty.py]
+        path=[runs/a,runs/a,runs/a,runs/a,runs/a] input=test.en generation.search=mc_dropout format=json
+        generation.observers=[uncertainty] observer.uncertainty.file=dropout.jsonl
 
 The mask of a feature depends on ``search.seed``, the line number, the member and the place in the network, and is the
 same for all positions of a sentence, so that each member is one function of prefixes. Neither the batch nor the cache

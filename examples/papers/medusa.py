@@ -8,10 +8,10 @@ The decoder's features h predict the next token. Head k predicts the k-th token 
 B_k and b_k are 0 at first. The output layer is the decoder's and is frozen like the rest of the model (in the paper,
 each head has a copy of it that is trained).
 
-``python examples/papers/medusa.py path=runs/a source=train.en target=train.de heads=medusa.safetensors`` trains the
-heads. The best targets are outputs that the model itself has generated for the sources (the paper's self-distillation):
-the heads will draft such outputs. After each epoch, the loss of each head is printed, in nats per target token and
-without the weights 0.8^k.
+``python examples/papers/medusa.py path=runs/a source=DATA/train.en target=train.out.de heads=medusa.safetensors
+count=3`` trains the heads. The best targets are outputs that the model itself has generated for the sources (the
+paper's self-distillation): the heads will draft such outputs. After each epoch, the loss of each head is printed, in
+nats per target token and without the weights 0.8^k.
 
 Decoding is greedy: the most probable tokens of the heads are a draft, and the model verifies all of them in one pass.
 
@@ -111,7 +111,7 @@ class MedusaDraft(Draft):
 class MedusaConfig:
     """Configuration of greedy search with Medusa heads; its fields are the keys ``search.FIELD``."""
 
-    heads: str = option("", "file with the heads, which examples/papers/medusa.py writes")
+    heads: str = option("", "file with the heads, which examples/papers/medusa.py writes", role="input_path")
 
 
 @register_search("medusa", config=MedusaConfig)
@@ -138,9 +138,9 @@ class Medusa(SpeculativeSearch):
 class TrainHeadsConfig:
     """The keys of the command."""
 
-    path: str = option("", "run folder or checkpoint of the model")
-    source: str = option("", "text file with the sources")
-    target: str = option("", "text file with the target of each source")
+    path: str = option("", "run folder or checkpoint of the model", role="input_path")
+    source: str = option("", "text file with the sources", role="input_path")
+    target: str = option("", "text file with the target of each source", role="input_path")
     heads: str = option("", "file to write", role="output_path")
     count: int = option(4, "number of heads", minimum=1)
     epochs: int = option(1, "passes over the text", minimum=1)

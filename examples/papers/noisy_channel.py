@@ -8,8 +8,9 @@ and a language model of the target language::
 with ``t`` tokens in the output ``y`` and ``s`` tokens in the source ``x``, end-of-sentence included. The channel model
 is an ordinary model of the opposite direction, with a vocabulary of its own::
 
-    seqgen-generate common.user_dir=examples/papers/noisy_channel.py path=runs/a input=test.en generation.beam=20
-        generation.rerank=noisy_channel reranker.channel=runs/reverse reranker.lm=runs/lm
+    seqgen-generate common.user_dir=examples/papers/noisy_channel.py path=runs/a input=test.en generation.beam=10
+        generation.rerank=noisy_channel reranker.channel=runs/reverse reranker.lm=runs/target_lm
+        reranker.channel_weight=0.3 reranker.lm_weight=0.1
 
 Expect fewer outputs that leave source words out, since the channel model cannot generate these words. Weights are tuned
 on validation data; a larger beam gives more to choose from.

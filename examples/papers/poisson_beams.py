@@ -13,8 +13,8 @@ other beams. The estimate ``sum_y p(y) / pi(y) f(y)`` (Horvitz and Thompson 1952
 model's outputs is unbiased, because its expectation given the beams of a step is the estimate of that step. The score
 of a hypothesis is ``log p(y) - log pi(y)``, and its field ``log_inclusion`` has the log of the product at each token::
 
-    seqgen-generate common.user_dir=examples/papers/poisson_beams.py path=runs/a input=test.en \
-        generation.search=poisson_beams generation.beam=5 generation.nbest=5 format=json
+    seqgen-generate common.user_dir=examples/papers/poisson_beams.py path=runs/a input=test.en
+        generation.search=poisson_beams generation.nbest=5 format=json
 """
 
 from __future__ import annotations

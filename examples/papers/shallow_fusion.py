@@ -11,10 +11,10 @@ to be written: their ratio replaces the language model that the translation mode
 target vocabulary; a language model is trained with ``task=language_modeling`` and reads an empty source. Shallow fusion
 is the built-in ``fusion``::
 
-    seqgen-generate path=[runs/a,runs/lm] input=test.en generation.member_sources=[input,empty]
-        generation.combination=fusion combination.weight=0.1
-    seqgen-generate common.user_dir=examples/papers/shallow_fusion.py path=[runs/a,runs/source_lm,runs/lm] input=test.en
-        generation.member_sources=[input,empty,empty] generation.combination=density_ratio
+    seqgen-generate path=[runs/a,runs/target_lm] input=test.en generation.member_sources=[input,empty]
+        generation.combination=fusion combination.weight=0.05
+    seqgen-generate common.user_dir=examples/papers/shallow_fusion.py path=[runs/a,runs/source_lm,runs/target_lm]
+        input=test.en generation.member_sources=[input,empty,empty] generation.combination=density_ratio
 
 Expect more fluent and more frequent wording with a small weight, and generic outputs that leave source words out with a
 large one. With the same language model twice and equal weights, outputs are those of the translation model.

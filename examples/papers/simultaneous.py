@@ -9,8 +9,8 @@ trained on whole sentences ("test-time wait-k"); encoder and decoder are compute
 ``|x|`` does not count end-of-sentence, which is read with the last token; until then, the output cannot end.
 
 ``seqgen-generate common.user_dir=examples/papers/simultaneous.py path=runs/a input=test.en generation.search=wait_k
-search.k=3 search.latency=latency.jsonl``
-``python examples/papers/latency.py path=runs/a latency=latency.jsonl reference=test.de`` prints the average lagging.
+generation.max_len_b=40 search.k=3 search.latency=latency.jsonl`` ``python examples/papers/latency.py path=runs/a
+latency=latency.jsonl reference=test.de`` prints the average lagging.
 
 Expect worse outputs and a smaller lag for smaller k; with k above all lengths, this is beam search.
 """

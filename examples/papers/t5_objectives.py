@@ -15,7 +15,7 @@ Span corruption is built in (``task=denoising``); these are the objectives that 
 An objective of your own is a subclass of ``Objective`` in ``OBJECTIVES``. ::
 
     seqgen-train common.user_dir=examples/papers/t5_objectives.py task=t5_objectives task.objective=prefix_lm
-        task.train=DATA/train.en task.valid=DATA/val.en model=t5_tiny
+        task.train=DATA/train.en task.valid=DATA/val.en task.hard_vocab_limit=false model=t5_tiny
 """
 
 from __future__ import annotations

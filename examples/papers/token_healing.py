@@ -9,7 +9,7 @@ word in training text. Only the first n - 1 are forced. With text(v), what token
 and the output continues freely after it. It still begins with the text of the prefix.
 
 ``seqgen-generate common.user_dir=examples/papers/token_healing.py path=runs/a input=test.en
-generation.processors=[token_healing] processor.token_healing.prefixes=beginnings.de``
+generation.processors=[token_healing] processor.token_healing.prefixes=beginnings14.de``
 
 The file has one prefix for each line of the input; an empty line means no prefix. Do not give other prefixes too, which
 are forced token by token. Expect completed words where a forced prefix ends inside a word.
@@ -40,7 +40,7 @@ from seqgen.extend import (
 class TokenHealingConfig:
     """Configuration of the processor; its fields are the keys ``processor.token_healing.FIELD``."""
 
-    prefixes: str = option("", "file with one prefix for each line of the input")
+    prefixes: str = option("", "file with one prefix for each line of the input", role="input_path")
 
 
 class TokenTexts:

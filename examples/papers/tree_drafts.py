@@ -11,7 +11,7 @@ Then the next tree is drafted. Each of the ``w_1 * ... * w_D`` paths is a row of
 tree attention mask), which needs no other attention and works with every model that speculative decoding works with.
 
 ``seqgen-generate common.user_dir=examples/papers/tree_drafts.py path=[runs/a,runs/b] input=test.en
-generation.search=tree_drafts search.draft=runs/small search.widths=[3,2,1,1]``
+generation.search=tree_drafts search.draft=runs/b search.widths=[3,2,1,1]``
 
 Expect the output of greedy search with the ensemble, token for token, and a line with the number of its passes at the
 end. More passes are saved than with the chain ``widths=[1,1,1,1]``, at the cost of more rows in each pass.
@@ -136,7 +136,9 @@ class TreeDrafter(Drafter):
 class TreeDraftsConfig:
     """Configuration of greedy search with tree drafts; its fields are the keys ``search.FIELD``."""
 
-    draft: str = option("", "run folder or checkpoint of the model that drafts, with the same target vocabulary")
+    draft: str = option(
+        "", "run folder or checkpoint of the model that drafts, with the same target vocabulary", role="input_path"
+    )
     widths: list[int] = option([3, 2, 1, 1], "children of each node of a tree, by depth", minimum=1)
 
 

@@ -11,8 +11,8 @@ A text of T tokens, of which g are in the green lists of their previous tokens, 
     z = (g - gamma T) / sqrt(T gamma (1 - gamma)),    p-value = P(Z >= z) for a standard normal Z
 
 ``seqgen-generate common.user_dir=examples/papers/watermark.py path=runs/a input=test.en output=out.txt
-generation.processors=[watermark] processor.watermark.delta=2 processor.watermark.gamma=0.25`` generates text.
-``python examples/papers/watermark.py path=runs/a text=out.txt watermark.gamma=0.25`` prints z of each line and of all.
+generation.processors=[watermark] processor.watermark.delta=2`` generates text.
+``python examples/papers/watermark.py path=runs/a text=out.txt`` prints z of each line and of all.
 
 Expect z near 0 for other text; above 4 the p-value is below 0.00004. Sentences are short: test many together. A larger
 delta gives a larger z and worse text. End-of-sentence precedes the first token. Forced tokens keep their score.
@@ -121,8 +121,8 @@ class Watermark(LogitsProcessor):
 class DetectConfig:
     """The keys of the command that tests text."""
 
-    path: str = option("", "run folder or checkpoint, whose tokenizer is used")
-    text: str = option("", "file with the lines to test")
+    path: str = option("", "run folder or checkpoint, whose tokenizer is used", role="input_path")
+    text: str = option("", "file with the lines to test", role="input_path")
     unique: bool = option(True, "count each pair of tokens once, as repeated pairs are not independent")
     watermark: WatermarkConfig = field(default_factory=WatermarkConfig)
     reading: ReadingConfig = field(default_factory=ReadingConfig)

@@ -18,8 +18,6 @@ from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.data.tokenizers import files as tokenizer_files
 from seqgen.system.downloads import watch_download
 
-PREFIX = "hf:"
-
 CONFIG = "config.json"
 SMALL_FILES = (CONFIG, "generation_config.json", *tokenizer_files.FILES)
 """All files that seqgen reads from such a repository, besides the weights; no file with code is among them."""
@@ -41,26 +39,19 @@ _NAMES = {"ETag": r'(W/)?"?[\w-]+"?', "X-Linked-Etag": r'(W/)?"?[\w-]+"?', "X-Re
 """The form that headers must have from which the library makes names of files and folders."""
 
 
-def local_path(path: str | Path) -> Path:
-    """The file or folder that the path of a model refers to; a model on the Hub is downloaded into the cache.
+def fetch(name: str) -> Path:
+    """The folder of a model in the cache; what the cache does not have is downloaded.
 
     Args:
-        path: a path, or ``hf:ORGANIZATION/NAME`` with an optional ``@REVISION`` (a branch, a tag or a commit).
-
-    Returns:
-        The path itself, or the folder in the cache.
+        name: ``ORGANIZATION/NAME`` with an optional ``@REVISION`` (a branch, a tag or a commit).
 
     Raises:
         CheckpointError: there is no such repository or revision, it is not accessible, it arrives too slowly, or
             seqgen cannot read the model; that is seen before its weights are downloaded.
-        ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
-            installed.
+        ConfigError: the name is not that of a repository, or ``huggingface_hub`` is not installed.
     """
-    if not str(path).startswith(PREFIX):
-        if "://" in str(path):
-            raise ConfigError(f"{path} is an address; a model of the Hugging Face Hub is written hf:ORGANIZATION/NAME")
-        return Path(path)
-    repository, at, revision = str(path).removeprefix(PREFIX).partition("@")
+    path = f"hf:{name}"
+    repository, at, revision = name.partition("@")
     if at and not revision:
         raise ConfigError(f"{path} names no revision after the @; remove the @, or give a branch, a tag or a commit")
     try:

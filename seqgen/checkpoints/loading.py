@@ -5,18 +5,17 @@ A path names a run of seqgen, or a checkpoint of another toolkit that a register
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of
 from seqgen.checkpoints.model_weights import build_to_load, fit, load_weights, merge_additions, named
 from seqgen.checkpoints.run_checkpoints import MODEL, resolve, weight_shapes
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of, verify_run, verify_task
+from seqgen.checkpoints.sources import local_path, split_path
 from seqgen.config import BaseConfig, ReadingConfig
 from seqgen.config.values import to_dict
 from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing, shown
@@ -68,16 +67,6 @@ def load_models(
     return loaded
 
 
-def split_path(path: str) -> list[str]:
-    """Split ``a.pt:b.pt`` at its colons, unless it is an address, or a file or folder of that whole name exists.
-
-    The colon of ``hf:`` at the beginning of a part belongs to the part.
-    """
-    if ":" not in path or "://" in path or Path(path).exists():
-        return [path]
-    return [part for part in re.split(r"(?<!^hf)(?<!:hf):", path) if part]
-
-
 def load_model(
     path: str | Path,
     device: torch.device | str = "cpu",
@@ -91,7 +80,7 @@ def load_model(
 
     Args:
         path: a run folder (its best checkpoint is loaded), a checkpoint inside one, a path that a checkpoint loader
-            recognizes, or ``hf:ORGANIZATION/NAME[@REVISION]`` for a model on the Hugging Face Hub.
+            recognizes, or a name such as ``hf:ORGANIZATION/NAME[@REVISION]`` and ``firefox:en-pt``.
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.

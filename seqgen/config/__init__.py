@@ -12,7 +12,6 @@ from seqgen.core.lazy_names import lazy_names
 # isort: off
 if TYPE_CHECKING:
     from seqgen.config.common import MOST_WORKERS as MOST_WORKERS, CommonConfig, DecodingCommonConfig, TrainCommonConfig
-    from seqgen.config.compose import sweep_values
     from seqgen.config.generate import (GenerateConfig, GenerateDatasetConfig, JobConfig, RayConfig, ReadingConfig,
         TraceConfig)
     from seqgen.config.generation import SINGLE_COMPONENTS, FastConfig, GenerationConfig, keys_tagged
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from seqgen.config.training import (DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE, BaseConfig, CheckpointConfig,
         DatasetConfig, DistributedConfig, OptimizationConfig, TrainConfig)
     from seqgen.config.values import (DEFAULTS, LARGEST_FLOAT, from_dict, non_default_values, split_argument,
-        text_list, text_values, to_dict, value_text)
+        takes_text, text_list, text_values, to_dict, value_text)
 # isort: on
 # fmt: on
 
@@ -39,7 +38,7 @@ __all__ += ["LISTS_OUTPUTS", "MODEL", "NEEDS_STEPS", "NOT_IN_TRAINING", "SCORES_
 __all__ += ["SPEED", "WHOLE_LINE", "Requirement", "decoding_key", "did_you_mean", "keys_tagged", "known_keys", "like"]
 __all__ += ["option"]
 # Values
-__all__ += ["DEFAULTS", "LARGEST_FLOAT", "from_dict", "non_default_values", "split_argument", "sweep_values"]
+__all__ += ["DEFAULTS", "LARGEST_FLOAT", "from_dict", "non_default_values", "split_argument", "takes_text"]
 __all__ += ["text_list", "text_values", "to_dict", "value_text"]
 # Settings of a decode
 __all__ += ["ResolvedSettings", "Settings"]

@@ -48,7 +48,11 @@ class TrainCommonConfig(CommonConfig):
     bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
     fp16: bool = option(False, "compute in float16 (autocast) with loss scaling; weights stay in float32")
     log_interval: int = option(50, "number of updates between two progress lines and log records", minimum=1)
-    log_format: str = option("lines", "how the progress of training is shown", choices=("lines", "none"))
+    log_format: str = option(
+        "lines",
+        "how the progress of training is shown: lines; lines with all values, such as ppl and gnorm; or nothing",
+        choices=("lines", "details", "none"),
+    )
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
     user_files: dict[str, str] = option(
         {}, "file that registered each of your own components and keys; recorded by training"

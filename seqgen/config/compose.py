@@ -4,8 +4,7 @@ The dataclasses of ``seqgen.config`` hold the configurations of the chosen compo
 read by ``parse_value``: that of a string-typed key is used literally, whatever characters it contains. Every key must
 exist; keys cannot be added or deleted.
 
-In a sweep (``-m``), one command is run with several configurations. The keys of decoding components are
-``search.FIELD``, ``processor.NAME.FIELD`` and the like.
+The keys of decoding components are ``search.FIELD``, ``processor.NAME.FIELD`` and the like.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
-from decimal import Decimal
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from seqgen.config.generation import SINGLE_COMPONENTS, GenerationConfig, name_in_use
@@ -26,7 +23,6 @@ from seqgen.config.values import (
     DEFAULTS,
     check_value,
     describe,
-    is_text,
     parse_value,
     split_argument,
     typed_values,
@@ -35,12 +31,6 @@ from seqgen.core.errors import ConfigError, nearest
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 R = TypeVar("R")
-
-NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
-"""A number in a sweep."""
-
-MAX_VALUES = 10_000
-"""Maximum number of values of one key in a sweep."""
 
 IN_TRAINING = "criterion.decode."
 """The prefix of the decoding keys of a criterion that decodes."""
@@ -176,71 +166,6 @@ def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
     if isinstance(config, TrainConfig):
         return "; seqgen-train -m trains with each of several values"
     return f"; seqgen-tune tune.{key}={value} decodes with each value" if key.startswith("generation.") else ""
-
-
-def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[str], str]]:
-    """Expand overrides with several values (``model=a,b common.seed=1,2``) into their product.
-
-    The value of a string-typed key without choices is one value, even if it contains commas.
-
-    Args:
-        schema: the root dataclass.
-        overrides: ``key=value`` arguments.
-
-    Yields:
-        The overrides of each job, and a folder name made of the overrides that differ between jobs.
-
-    Raises:
-        ConfigError: a key is unknown, or a value cannot be read.
-    """
-    pairs = [split_argument(override) for override in overrides]
-    first = {key: value.split(",")[0] for key, value in pairs if is_group(schema, key)}
-    defaults: Any = compose(schema, [f"{key}={value}" for key, value in first.items()])
-    alternatives = []
-    for key, value in pairs:
-        if is_group(schema, key) or locate(defaults, key)[1].metadata.get("choices"):
-            alternatives.append([f"{key}={part}" for part in value.split(",")])
-        elif is_text(annotation_of(defaults, key)):
-            alternatives.append([f"{key}={value}"])
-        else:
-            alternatives.append([f"{key}={part}" for part in sweep_values(key, value)])
-    swept = [len(options) > 1 for options in alternatives]
-    for job in itertools.product(*alternatives):
-        label = ",".join(override for override, varies in zip(job, swept, strict=True) if varies)
-        yield list(job), label.replace("/", "_") or "job"
-
-
-def sweep_values(key: str, text: str) -> list[str]:
-    """The values that ``A,B,C``, ``FIRST:LAST:STEP`` (both included) or ``[A,B],[C,D]`` stand for, as they are typed.
-
-    Args:
-        key: the key, for messages.
-        text: what the user typed.
-
-    Raises:
-        ConfigError: a range cannot be read, or has more than ``MAX_VALUES`` values.
-    """
-    if text.startswith("["):
-        lists = re.findall(r"\[[^\[\]]*\]", text)
-        return lists if ",".join(lists) == text else [text]
-    parts = ([part.strip()] if ":" not in part else _range(key, part) for part in text.split(","))
-    return list(itertools.chain.from_iterable(parts))
-
-
-def _range(key: str, text: str) -> list[str]:
-    """The numbers of ``FIRST:LAST:STEP``: ``0:1:0.5`` gives 0, 0.5 and 1."""
-    parts = [part.strip() for part in text.split(":")]
-    numbers = [Decimal(part) for part in parts if NUMBER.fullmatch(part)]
-    if not len(numbers) == len(parts) == 3 or numbers[2] <= 0 or numbers[1] < numbers[0]:
-        raise ConfigError(f"{key}={text}: a range is FIRST:LAST:STEP with a step above 0 and FIRST below LAST")
-    first, last, step = numbers
-    steps = (last - first) / step
-    if steps >= MAX_VALUES:
-        raise ConfigError(
-            f"{key}={text} has {int(steps) + 1} values, but the maximum is {MAX_VALUES}; choose larger steps"
-        )
-    found = (format(first + index * step, "f") for index in range(int(steps) + 1))
-    return [number.rstrip("0").rstrip(".") if "." in number else number for number in found]
 
 
 class UnparsedText(str):

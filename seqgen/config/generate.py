@@ -129,10 +129,12 @@ class GenerateConfig:
 
     path: list[str] = option(
         [],
-        "run folder, checkpoint in one, fairseq model.pt, Marian folder or file, Hugging Face folder, or "
-        "hf:ORGANIZATION/NAME[@REVISION] for a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
+        "run folder, checkpoint in one, fairseq model.pt, Marian folder or file, Hugging Face folder, "
+        "hf:ORGANIZATION/NAME[@REVISION] for a model of the Hugging Face Hub, or firefox:FROM-TO for one of Firefox "
+        "Translations; [A,B] or A:B for an ensemble",
         role="input_path",
     )
+    lines: list[str] = option([], "lines to decode, in place of an input; words without KEY= are such lines")
     input: str = option(
         "",
         "text file to decode; - for standard input; empty for the split dataset.gen_subset; a job also reads folders, "

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config.generation import KEYS_OF_ADDONS, FastConfig, GenerationConfig, check_installed, keys_tagged
-from seqgen.config.keys import OTHER_VALUES, did_you_mean, holds_component, other_names, types_of
+from seqgen.config.keys import OTHER_VALUES, did_you_mean, holds_component, locate, other_names, types_of
 from seqgen.config.options import Requirement
 from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError, nearest, shown
@@ -146,6 +146,20 @@ def is_text(annotation: Any) -> bool:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return any(is_text(part) for part in typing.get_args(annotation))
     return annotation is str or (typing.get_origin(annotation) is list and typing.get_args(annotation) == (str,))
+
+
+def takes_text(config: Any, key: str) -> bool:
+    """True if a key takes any text, as it is typed.
+
+    Args:
+        config: the configuration.
+        key: the key.
+
+    Raises:
+        ConfigError: there is no such key, or it names a whole group.
+    """
+    owner, field = locate(config, key)
+    return is_text(types_of(owner.__class__)[field.name]) and not field.metadata.get("choices")
 
 
 def parse_value(key: str, value: str, annotation: Any) -> Any:
@@ -404,6 +418,11 @@ def split_argument(override: str) -> tuple[str, str]:
             f"{override!r} is not of the form key=value (no spaces, except in quotes); --help lists the keys"
         )
     return key, value
+
+
+def is_pair(text: str) -> bool:
+    """True if an argument has the form ``key=value``; words and sentences, such as ``2 + 2 = 4``, have not."""
+    return re.match(r"[^\s=]*=", text) is not None
 
 
 def repeated(overrides: Sequence[str]) -> list[str]:

@@ -26,8 +26,8 @@ from seqgen.core.structures import DecoderOut, EncoderOut
 class Decoder(nn.Module, Flagged):
     """Predicts the next target token at each position.
 
-    ``forward`` is ``extract_features`` followed by ``output_layer``; a subclass implements these two and
-    ``max_positions``, or ``forward`` as a whole.
+    ``forward`` is ``extract_features`` followed by ``output_layer``; a subclass implements these two, or ``forward`` as
+    a whole.
     """
 
     flags: ClassVar[Flags] = {"is_composed": ("forward",), "normalizes_by_softmax": ("get_normalized_probs",)}
@@ -137,8 +137,8 @@ class Decoder(nn.Module, Flagged):
         return logits.log_softmax(-1, dtype=dtype) if log_probs else logits.softmax(-1, dtype=dtype)
 
     def max_positions(self) -> int:
-        """The length of the longest target, in tokens with end-of-sentence."""
-        raise NotImplementedError
+        """The length of the longest target, in tokens with end-of-sentence; 1,024 unless a subclass says otherwise."""
+        return 1024
 
 
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")

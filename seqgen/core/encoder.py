@@ -11,7 +11,7 @@ from seqgen.core.structures import EncoderOut
 class Encoder(nn.Module, Hooked):
     """Encodes source sentences.
 
-    A subclass implements ``forward`` and ``max_positions``. The first dimension of every tensor in its ``EncoderOut``
+    A subclass implements ``forward``. The first dimension of every tensor in its ``EncoderOut``
     must be the row; then the inherited ``reorder_encoder_out`` is correct.
     """
 
@@ -52,5 +52,5 @@ class Encoder(nn.Module, Hooked):
         return encoder_out.merge(other)
 
     def max_positions(self) -> int:
-        """The length of the longest source, in tokens with end-of-sentence."""
-        raise NotImplementedError
+        """The length of the longest source, in tokens with end-of-sentence; 1,024 unless a subclass says otherwise."""
+        return 1024

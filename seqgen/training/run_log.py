@@ -164,7 +164,7 @@ class RunLog:
             remaining = f" | {clock(left)} left" if left is not None else ""
             if save is not None and (left is None or save < left):
                 remaining += f" | next save in {duration(max(0, save))}"
-            self.message(f"update {update}{of} | epoch {epoch} | {describe(record)}{remaining}")
+            self.message(f"update {update}{of} | epoch {epoch} | {self._described(record)}{remaining}")
 
     def validation(self, update: int, epoch: int, result: ValidationResult, rank: str) -> None:
         """Write and show the scores of a validation; decoded sentences are a table in TensorBoard.
@@ -180,9 +180,18 @@ class RunLog:
         if rows:
             lines = (f"| {' | '.join(row)} |" for row in (Sample._fields, ["---"] * 3, *rows))
             self.call_tensorboard("add_text", "valid/samples", "\n".join(lines), update)
-        whole, *parts = describe_parts(result.scores)
+        parts: dict[str, dict[str, float]] = {"": {}}  # of a mixture: de.loss is the loss of its part de
+        for name, value in result.scores.items():
+            part, _, score = name.rpartition(".")
+            parts.setdefault(part, {})[score] = value
+        whole, *others = map(self._described, parts.values())
         line = " | ".join(filter(None, [f"valid at update {update}", f"epoch {epoch}", whole, rank]))
-        self.message("\n".join([line, *parts]))
+        self.message("\n".join([line, *map("  {}: {}".format, list(parts)[1:], others)]))
+
+    def _described(self, record: Mapping[str, float]) -> str:
+        """Format a record as one line, without what only ``common.log_format=details`` shows."""
+        hidden = () if self.cfg.common.log_format == "details" else DETAILS
+        return describe({name: value for name, value in record.items() if name not in hidden})
 
     def call_tensorboard(self, method: str, *args: Any) -> None:
         """Call a method of TensorBoard's writer, such as ``"flush"``, if there is one."""
@@ -210,32 +219,15 @@ def _update_of(line: str) -> float:
         return math.inf
 
 
-_SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
+_SHOWN = ("loss", "nll_loss", "ppl", "accuracy", "lr", "gnorm", "skipped")
+DETAILS = ("nll_loss", "ppl", "gnorm", "lr")
 
 
 def describe(record: Mapping[str, float]) -> str:
     """Format a record as one line: known values first, then those of the criterion, then the speed."""
     names = [name for name in _SHOWN if name in record]
-    if "nll_loss" in record and record["nll_loss"] != record.get("loss"):  # as with label smoothing
-        names.insert(1, "nll_loss")
-    names += [name for name in record if name not in {*_SHOWN, "nll_loss", "tokens_per_second"}]
-    parts = [f"{name} {record[name]:.4g}" for name in names]
+    names += [name for name in record if name not in {*_SHOWN, "tokens_per_second"}]
+    parts = [f"{name} {record[name]:.1f} %" if name == "accuracy" else f"{name} {record[name]:.4g}" for name in names]
     if "tokens_per_second" in record:
         parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
     return " | ".join(parts)
-
-
-def describe_parts(record: Mapping[str, float]) -> list[str]:
-    """Format the scores of a mixture: ``de.loss`` is the loss of its part ``de``.
-
-    Args:
-        record: scores by name.
-
-    Returns:
-        The scores of the whole, as ``describe`` formats them, then one line for each part.
-    """
-    parts: dict[str, dict[str, float]] = {"": {}}
-    for name, value in record.items():
-        part, _, score = name.rpartition(".")
-        parts.setdefault(part, {})[score] = value
-    return [f"  {part}: {describe(scores)}" if part else describe(scores) for part, scores in parts.items()]

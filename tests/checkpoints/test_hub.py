@@ -14,9 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import load_model, load_models, split_path
+from seqgen.checkpoints.loading import load_model, load_models
+from seqgen.checkpoints.sources import local_path, split_path
 from seqgen.core.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command, refused

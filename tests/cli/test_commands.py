@@ -205,15 +205,6 @@ def test_a_run_gives_its_model_its_tokenizer_and_its_task_to_a_new_one(runs: Pat
             "these are the weights of a model=fconv, and the model here is a TransformerModel")  # fmt: skip
 
 
-def test_sweep_trains_the_product(data: Path, tmp_path: Path) -> None:
-    base = [*training_arguments(data, tmp_path / "sweep"), *SMALL_FCONV, "optimization.max_update=1"]
-    outcome = command("train", "-m", *base, "common.seed=1,2")
-    assert outcome.code == 0, outcome.err
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["common.seed=1", "common.seed=2"]
-    assert outcome.out == command("show", f"{tmp_path}/sweep", "sort=loss").out
-    assert [path.name for path in (tmp_path / "sweep").iterdir() if path.name not in outcome.out] == []
-
-
 def test_a_plugin_is_trained_decoded_and_listed(tmp_path: Path) -> None:
     examples = Path(__file__).parent.parent.parent / "examples"
     listed = command("train", "--help", "all", f"common.user_dir={examples}/lstm.py").out

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.keys import every_key
 from seqgen.config import TrainConfig
 from tests.commands import command

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.command import with_config_files
 from seqgen.cli.keys import every_key
 from seqgen.config import TrainConfig

@@ -49,6 +49,14 @@ def test_a_stream_is_the_text(runs: Path) -> None:
     assert "line 3: the line is empty" in streamed.err
 
 
+def test_words_are_lines(runs: Path, tmp_path: Path) -> None:
+    words = [*SOURCES, "2 + 2 = 4", "'a', [b]"]
+    plain = generate(runs / "fconv", stdin="".join(f"{word}\n" for word in words).encode())
+    arguments = (f"path={runs}/fconv", "generation.max_len_b=12", f"record={tmp_path}/record.json")
+    assert command("generate", *words[:2], *arguments, *words[2:]).out == plain.out
+    assert command("generate", f"config={tmp_path}/record.json").out == plain.out
+
+
 def test_json_tells_how_and_what_each_member_says(runs: Path) -> None:
     members = f"[{runs}/fconv,{runs}/transformer]"
     found = records(generate(members, "format=json", "generation.nbest=3"))

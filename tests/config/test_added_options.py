@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,9 +91,8 @@ def test_a_component_reads_the_keys(file: Path) -> None:
 
 
 def test_a_key_changes_the_setup(file: Path, tmp_path: Path) -> None:
-    """The example of docs/extending.md."""
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "timed_setup" in block)
+    """The example timed.py."""
+    code = (Path(__file__).parents[2] / "examples" / "extending" / "timed.py").read_text(encoding="utf-8")
     plain = Translator(text_model()).translate(TEXTS)
     file.write_text(code)
     import_user_dir(file)

@@ -8,12 +8,10 @@ from typing import get_args
 import pytest
 from hypothesis import given, strategies as st
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.cli.keys import keys_of
 from seqgen.cli.score import ScoreConfig
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.compose import MAX_VALUES, component_config, component_of_key, compose, expand_sweep, sweep_values
+from seqgen.config.compose import component_config, component_of_key, compose
 from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict, value_text
 from seqgen.core.errors import ConfigError
 from seqgen.registry import COMBINATIONS, Registry
@@ -72,21 +70,6 @@ def test_a_components_own_key_is_above_its_default() -> None:
     # also in a command that scores
     cfg = compose(ScoreConfig, ["combination.weights=[2,1]", "generation.combination=log", "path=[a,b]"])
     assert cfg.generation.components == {"combination.weights": [2.0, 1.0]}
-
-
-def test_sweep_over_choices_ranges_and_lists() -> None:
-    swept = ["common.device=cpu,cuda", "common.seed=1:3:1", "optimization.lr=[1],[2,3]", "run_dir=a,b"]
-    jobs = list(expand_sweep(TrainConfig, swept))
-    assert [job for job, _ in jobs] == [
-        [f"common.device={device}", f"common.seed={seed}", f"optimization.lr={lr}", "run_dir=a,b"]
-        for device in ("cpu", "cuda")
-        for seed in (1, 2, 3)
-        for lr in ("[1]", "[2,3]")
-    ]
-    assert jobs[1][1] == "common.device=cpu,common.seed=1,optimization.lr=[2,3]"
-    (job, _), *others = expand_sweep(TrainConfig, ["optimization.lr=[1,2]", "dataset.max_tokens=null"])
-    assert (job, others) == (["optimization.lr=[1,2]", "dataset.max_tokens=null"], [])
-    assert len(sweep_values("common.seed", f"1:{MAX_VALUES}:1")) == MAX_VALUES
 
 
 @pytest.mark.parametrize("program", SCHEMAS)

@@ -6,8 +6,6 @@ from dataclasses import fields
 
 import pytest
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.config.keys import OTHER_NAMES, similar_keys

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from benchmarks.scaling import main
 from seqgen.cli.convert import ConvertConfig
 from seqgen.config import FastConfig, GenerateConfig, TrainConfig
@@ -52,17 +50,6 @@ def test_quoted_code_is_in_its_file(file: str, code: str) -> None:
         starts = [i for i in range(len(rest)) if rest[i : i + len(lines)] == lines]
         assert starts, f"{file} no longer has\n{part}"
         rest = rest[starts[0] + len(lines) :]
-
-
-def test_the_files_of_the_core_in_the_readme() -> None:
-    (tree,) = re.findall(r"^```\n(seqgen/\n.*?)^```", README, re.M | re.S)
-    folders, files = [""], []
-    for indentation, name, count in re.findall(r"^( *)([\w/]+(?:/|\.py))(?: +(\d+))?", tree, re.M):
-        folders = [*folders[: len(indentation) // 2 + 1], name]
-        files += [ROOT / "".join(folders)] if count else []
-    texts = [re.sub(r'""".*?"""', "", file.read_text(encoding="utf-8"), flags=re.S) for file in files]
-    total, said = sum(len(code_lines(text)) for text in texts), re.search(r"These (\d+) files, ([\d,]+) lines", README)
-    assert (int(said[1]), int(said[2].replace(",", ""))) == (len(files), pytest.approx(total, rel=0.05))
 
 
 def test_layers_are_those_of_the_test_of_imports() -> None:

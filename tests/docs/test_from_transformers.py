@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.models  # declares the checkpoint loaders
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen import Translator
 from seqgen.core.errors import UserError
 from seqgen.text.results import Translation

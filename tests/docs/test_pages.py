@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +27,11 @@ from tests.toolkit_models import write_models
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
-COMMANDS = ("seqgen-", "python examples/", "torchrun --standalone", "printf ", "paste ", "sed ", "cut ", "cp ", "{ ")
+COMMANDS = ("seqgen-", "python examples/", "torchrun --standalone")
+COMMANDS += ("printf ", "echo ", "paste ", "sed ", "cut ", "cp ", "{ ")  # by the shell
+COMMAND_OF_EXAMPLE = r"``((?:seqgen-\w+ |python examples/)[^`]*)``|^    (seqgen-\w+ .*(?:\n        .*)*)"
+ELSEWHERE = ("NEW/train", "output=FOLDER", "models/labse", "<2en>")
+"""What the commands of examples name and the workplace does not have."""
 QUICK = ["optimization.max_update=3", "checkpoint.save_interval_updates=1", "checkpoint.keep_interval_updates=3"]
 QUICK.append("common.threads=1")
 """Appended to each training command of a page."""
@@ -33,7 +40,7 @@ QUICK.append("common.threads=1")
 def shell_lines(page: str) -> list[str]:
     """The lines of a page's shell blocks and its indented commands, with continued lines joined and loops unrolled."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    blocks = re.findall(r"^```bash\n(.*?)^```|^    ((?:seqgen-|printf |unzip )[^\n]*\n)", text, re.M | re.S)
+    blocks = re.findall(r"^```bash\n(.*?)^```|^    ((?:seqgen-|printf |unzip |echo )[^\n]*\n)", text, re.M | re.S)
     lines = []
     for block in map("".join, blocks):
         loops = re.findall(r"for (\w+) in (.*); do", block)
@@ -46,8 +53,21 @@ def shell_lines(page: str) -> list[str]:
 
 
 def shown_commands(page: str) -> list[str]:
-    """The commands of a page that can be run without a network."""
-    return [line for line in shell_lines(page) if line.startswith(COMMANDS)]
+    """The commands of a page, and of the examples that a gallery links, that can be run without a network."""
+    lines = [line for line in shell_lines(page) if line.startswith(COMMANDS)]
+    return lines + (commands_of_examples(page) if page in MARKS else [])
+
+
+def commands_of_examples(page: str) -> list[str]:
+    """The commands at the beginning of the examples that a page links, in their order, without those of other files."""
+    linked = re.findall(r"\]\(\.\./(examples/papers/[\w/]+)", (ROOT / page).read_text(encoding="utf-8"))
+    lines = []
+    for name in dict.fromkeys(linked):
+        files = [ROOT / f"{name}.py"] if (ROOT / f"{name}.py").exists() else sorted((ROOT / name).glob("*.py"))
+        for text in (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files):
+            found = re.findall(COMMAND_OF_EXAMPLE, text, re.MULTILINE)
+            lines += [" ".join((inline or block).split()) for inline, block in found]
+    return [line for line in lines if not any(name in line for name in ELSEWHERE)]
 
 
 def run(line: str) -> None:
@@ -71,8 +91,8 @@ def run(line: str) -> None:
         return
     name, arguments = words[0].removeprefix("seqgen-"), words[1:]
     if name == "train":
-        translates = {"task=translation", "task=multilingual_translation"} & {*arguments}
-        arguments += [*QUICK, "task.vocab_size=44" if translates else "task.workers=1"]
+        translates = {f"task={task}" for task in ("translation", "multilingual_translation", "subword_regularization")}
+        arguments += [*QUICK, "task.vocab_size=44" if translates & {*arguments} else "task.workers=1"]
         if not any(argument.startswith(("task=", "config=", "checkpoint.", "--")) for argument in arguments):
             arguments.append("task.train_size=200")
     outcome = command(name, *arguments, stdin=stdin)
@@ -101,10 +121,20 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shown = [argument for argument in arguments if not argument.startswith("task.test=")]  # as in the README
         outcome = command("train", *shown, *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err
+    for block in re.findall(r"^```python\n(# \w+\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S):
+        (folder / block.split()[1]).write_text(block)
     write_model(folder / "nllb", "NllbTokenizer")
     write_model(folder / "flan-t5", "PegasusTokenizer")
     write_models(folder, [*lines, *answers])
     joeynmt_models.write(folder / "joeynmt-en-de")
+    cached = folder / "xdg" / "seqgen" / "firefox" / "en-pt"
+    shutil.copytree(folder / "opus-en-de", cached)
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in cached.iterdir()]
+    (cached / "SHA256SUMS").write_text("".join(sums))
+    for name in ("train", "val"):
+        for language, text in (("en", lines), ("pt", answers)):
+            (folder / "MESSAGES").mkdir(exist_ok=True)
+            (folder / "MESSAGES" / f"{name}.{language}").write_text("\n".join(text) + "\n", encoding="utf-8")
     for name in ("model.pt", "other.pt"):
         write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)
     return folder
@@ -121,8 +151,8 @@ def test_pages_link_to_where_their_files_come_from() -> None:
     assert [page for page in using if link not in (ROOT / page).read_text(encoding="utf-8")] == []
 
 
-MARKS = {"README.md": [], "docs/papers.md": pytest.mark.nightly}
-"""A new user reads the README first; the commands of papers take minutes; the slow tests run the other pages."""
+MARKS = {"docs/papers.md": pytest.mark.nightly}
+"""The commands of papers take minutes; the slow tests run the other pages."""
 
 SHOWN = [pytest.param(page, marks=MARKS.get(page, pytest.mark.slow)) for page in PAGES if shown_commands(page)]
 
@@ -131,6 +161,7 @@ SHOWN = [pytest.param(page, marks=MARKS.get(page, pytest.mark.slow)) for page in
 def place(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with links to what the workplace has."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(workplace / "xdg"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for path in workplace.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -140,7 +171,7 @@ def place(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.mark.parametrize("page", SHOWN)
 def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = shown_commands(page)
-    for package, key in (("ray", "engine=ray"), ("ctranslate2", "format=ctranslate2")):
+    for package, key in (("ray", "engine=ray"), ("ctranslate2", "format=ctranslate2"), ("optuna", "optuna")):
         if importlib.util.find_spec(package) is None:
             commands = [line for line in commands if key not in line]
     if any(line.startswith("seqgen-convert format=export") for line in commands):
@@ -153,7 +184,7 @@ def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch
             if f"runs/{run_.name}" not in trained:
                 (place / "runs" / run_.name).symlink_to(run_)
     named = {name for line in commands for name in re.findall(r"hf:([^@\s]+)", line)}
-    hub = serve(place / "cache", monkeypatch) if named else None
+    hub = serve(place / "hub", monkeypatch) if named else None
     for name in named:
         for revision in ("main", "v1.0"):
             hub.add(name, workplace / ("flan-t5" if "flan-t5" in name else "nllb"), revision)
@@ -164,10 +195,11 @@ def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch
 
 
 PYTHON = [
+    ("../README.md", "from seqgen import Tr", 1),
     ("decoding.md", "", 2),
     ("models.md", ".*(target_lang|save_pretrained)", 0),
-    ("inspection.md", "(?!.*import Trace)", 9),
-    pytest.param("inspection.md", ".*import Trace", 1, marks=pytest.mark.slow),
+    ("inspection.md", "(?!.*import Trace\n)", 9),
+    pytest.param("inspection.md", ".*import Trace\n", 1, marks=pytest.mark.slow),
 ]
 """Pages with blocks of Python, how a block that runs begins, and how many lines the blocks of a page print."""
 

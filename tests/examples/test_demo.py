@@ -35,9 +35,8 @@ sys.exit(143)
 
 DEMO = """
 from examples import demo
-demo.COMMANDS = {"seqgen-train": "slow_saver"}
 try:
-    demo.run("seqgen-train")
+    demo.run("python", "slow_saver.py")
 finally:
     print("ended")
 """

@@ -15,6 +15,7 @@ from seqgen.core.candidates import best_continuations, log_sum_exp
 def test_two_stages_find_what_a_plain_top_k_finds(beam: int, vocab: int, dead: bool) -> None:
     generator = torch.Generator().manual_seed(vocab + beam)
     lprobs = torch.randn(4, beam, vocab, generator=generator, dtype=torch.float64)
+    lprobs[2, :, -9:] += 4  # entries after the last whole block are among the best
     lprobs[:, :, torch.randperm(vocab, generator=generator)[: vocab // 3]] = -torch.inf
     scores = torch.randn(4, beam, generator=generator, dtype=torch.float64)
     if dead:

@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.addons.checks.checking import check
 from seqgen.addons.checks.kinds import DecodingCheckConfig, component_subject
 from seqgen.addons.checks.strategies import STRATEGY

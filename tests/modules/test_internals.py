@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.structures import Batch
 from seqgen.decoding.scorer import SequenceScorer

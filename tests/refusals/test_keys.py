@@ -7,12 +7,10 @@ from typing import Any
 
 import yaml
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.cli.command import with_config_files
 from seqgen.cli.score import ScoreConfig
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
-from seqgen.config.compose import MAX_VALUES, component_of_key, compose, expand_sweep, sweep_values
+from seqgen.config.compose import component_of_key, compose
 from seqgen.config.values import from_dict, to_dict
 from tests.refusals import Row, refusals
 
@@ -104,10 +102,4 @@ test_values = refusals(
     plain({"common": {"seed": True}}),
     plain({"model": {"_name": "transformer", "dropout": float("nan")}}),
     *(plain({"common": {"user_files": files}, "model": {"_name": "x"}}) for files in USER_FILES),
-)
-
-RANGES = ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1")
-test_ranges = refusals(
-    *((lambda text=text: [*expand_sweep(TrainConfig, [f"common.seed={text}"])], "FIRST:LAST:STEP") for text in RANGES),
-    (lambda: sweep_values("common.seed", f"0:{MAX_VALUES}:1"), f"common.seed=0:{MAX_VALUES}:1 has {MAX_VALUES + 1} v"),
 )

@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained

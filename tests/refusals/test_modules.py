@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import seqgen.extend
-import seqgen.models
-import seqgen.tasks  # declare the built-in components
 from seqgen.core.incremental_state import IncrementalState, StatefulModule
 from seqgen.inspection import StepLogits, given_embeddings, masked_heads
 from seqgen.modules import dtypes

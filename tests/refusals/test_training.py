@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declare the built-in components
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
 from seqgen.checkpoints.serialization import write_checksums
+from seqgen.checkpoints.sources import local_path
 from seqgen.cli.train import with_checkpoint
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
@@ -288,4 +286,5 @@ test_checkpoints = refusals(
     (lambda: local_path("hf:"), "hf: is not the name of a repository; write hf:ORGANIZATION/NAME"),
     (lambda: local_path("hf:a b"), "hf:a b is not the name of a repository"),
     (lambda: local_path("hf:a/b@"), "hf:a/b@ names no revision after the @"),
+    (lambda: local_path("firefox:../en-pt"), "is not a pair of languages; write firefox:FROM-TO, such as"),
 )

@@ -161,7 +161,7 @@ def test_addons_import_what_is_public_with_few_exceptions() -> None:
                 for module in imported
                 if module.split(".")[0] == "seqgen" and module not in PUBLIC and not f"{module}.".startswith(f"{own}.")
             ]
-    assert len(found) <= 25, sorted(found)  # it may fall
+    assert len(found) <= 27, sorted(found)  # it may fall
     assert not any(module.startswith("seqgen.addons") for _, module in found)
 
 

@@ -28,7 +28,7 @@ import seqgen
 
 for module in pkgutil.walk_packages(seqgen.__path__, "seqgen."):
     importlib.import_module(module.name)
-for script in importlib.metadata.distribution("seqgen").entry_points:
+for script in importlib.metadata.distribution("seqgen-torch").entry_points:
     sys.argv = [script.name, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         script.load()()

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates
 from seqgen.core.context import StepContext

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.tasks  # noqa: F401
 from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.base import load_tokenizer

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from num2words import num2words
 
-import seqgen.tasks  # noqa: F401
 from seqgen.core.errors import ConfigError
 from seqgen.tasks.number_names import LANGUAGES, LIMIT, NumberNamesConfig, NumberNamesTask, number_names, split_numbers
 

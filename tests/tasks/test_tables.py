@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import seqgen.tasks  # noqa: F401
 from seqgen.core.errors import UserError
 from seqgen.data.parquet import read_column
 from seqgen.tasks.translation import TranslationConfig, TranslationTask

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import seqgen.tasks  # noqa: F401
 from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.tasks.translation import TranslationConfig, TranslationTask

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints import serialization
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights, resolve
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors

@@ -20,7 +20,7 @@ from seqgen.training.run_log import RunLog, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import pick
 
-RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
+RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001, "accuracy": 40.0}
 
 
 def run_log(run: Path, total: int | None = None, update: int = -1) -> RunLog:
@@ -33,8 +33,11 @@ def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines.update(2, 1, RECORD, True, 3661.2, 240.0)
     printed = capsys.readouterr()
     assert printed.out == ""
-    wanted = "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left"
+    wanted = "update 2/80 | epoch 1 | loss 2.5 | accuracy 40.0 % | own 7 | 1,234 tokens/s | 1:01:01 left"
     assert printed.err == f"{wanted} | next save in 4 min\n"
+    lines.cfg.common.log_format = "details"
+    lines.update(3, 1, RECORD, True, None, None)
+    assert "loss 2.5 | nll_loss 2 | accuracy 40.0 % | lr 0.001 | own 7 | 1,234 tokens/s\n" in capsys.readouterr().err
 
 
 def test_divergence() -> None:

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the built-in models
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
 from seqgen.addons.checks.kinds import new_model, small_transformer
 from seqgen.addons.checks.subject import Ids

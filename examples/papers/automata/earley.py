@@ -12,8 +12,8 @@ completes the text, and r tokens left after token v:
 
 States with equal items are one state, however the text got there. Ambiguity and left recursion are no special case.
 
-``seqgen-generate common.user_dir=examples/papers/automata path=runs/a input=test.en generation.processors=[grammar]
-processor.grammar.file=examples/papers/automata/arithmetic.gbnf``
+``seqgen-generate common.user_dir=examples/papers/automata path=runs/bytes_lm input=test.en
+generation.processors=[grammar] processor.grammar.file=examples/papers/automata/arithmetic.gbnf``
 
 Expect outputs that the grammar derives, also at the maximum length. The vocabulary needs a token for each single
 character of the grammar, as tokenizers of bytes or characters have.

@@ -9,7 +9,7 @@ c(mode, s), a number of characters that completes the text, and r tokens left af
 
 so that everything that was opened is closed before the maximum length. End-of-sentence needs an empty stack.
 
-``seqgen-generate common.user_dir=examples/papers/automata path=runs/a input=test.en generation.processors=[json]
+``seqgen-generate common.user_dir=examples/papers/automata path=runs/bytes_lm input=test.en generation.processors=[json]
 processor.json.root=object processor.json.depth=3``
 
 Expect outputs that ``json.loads`` accepts. The vocabulary needs tokens for the single characters ``{ } [ ] " : 0``, as

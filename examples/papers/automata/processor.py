@@ -17,7 +17,7 @@ from .gbnf import GrammarFile
 class GrammarConfig:
     """The keys ``processor.grammar.FIELD``."""
 
-    file: str = option("", "file with the grammar, in GBNF")
+    file: str = option("", "file with the grammar, in GBNF", role="input_path")
     root: str = option("root", "rule that derives the whole output")
 
 

@@ -6,8 +6,8 @@ cumulative scores only fall, and a cumulative score divided by the length penalt
 at the minimum length if ``length_penalty`` is negative. The time is exponential in the worst case. The results show the
 search errors of beam search, and that the most probable output of real models is often empty or very short. ::
 
-    seqgen-generate common.user_dir=examples/papers/exact_search path=runs/a input=test.en \
-        generation.search=exact generation.max_len=3 generation.beam=1
+    seqgen-generate common.user_dir=examples/papers/exact_search path=runs/a input=test.en generation.search=exact
+        generation.max_len=3 generation.nbest=1 generation.beam=1
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ greedily until the output ends (depth-first completion). A prefix ``a`` is merge
 Then ``a`` is not expanded: what follows ``b`` also follows ``a``. The lattice has many more outputs than were expanded;
 the score of one that contains merged prefixes is a sum of the lattice's ``log p``, an approximation::
 
-    seqgen-generate common.user_dir=examples/papers/exact_search path=runs/a input=test.en \
-        generation.search=lattice search.ngram=3 search.expansions=150 generation.beam=20 generation.nbest=20
+    seqgen-generate common.user_dir=examples/papers/exact_search path=runs/a input=test.en generation.search=lattice
+        generation.max_len_b=40 search.ngram=3 search.expansions=60 generation.beam=20 generation.nbest=20
 
 ``generation.search=best_first`` does not merge.
 """

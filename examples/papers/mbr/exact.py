@@ -11,7 +11,7 @@ epsilon sampling (Freitag et al. 2023). Candidates may come from another search.
 
     seqgen-generate common.user_dir=examples/papers/mbr path=runs/a input=test.en generation.beam=16
         generation.rerank=mbr reranker.utility=chrf reranker.utility_keys={beta:3}
-        reranker.references={sampling:true,epsilon_cutoff:0.02,beam:64,seed:2}
+        'reranker.references={sampling:true,epsilon_cutoff:0.02,beam:64,seed:2}'
 
 Without ``reranker.references`` the candidates are the references, as with ``generation.mbr``. If both are samples, give
 them different seeds: with equal seeds they are the same texts. Expect a higher score in the chosen utility than that of

@@ -6,8 +6,9 @@ unlikely to be as good as the best one ``h*`` so far, over bootstrap samples of 
 
     prune h  if  share of samples with mu(h) >= mu(h*)  is at most  1 - alpha
 
-    seqgen-generate common.user_dir=examples/papers/mbr path=runs/a input=test.en generation.beam=64
-        generation.sampling=true generation.epsilon_cutoff=0.02 generation.rerank=mbr_pruned reranker.alpha=0.9
+    seqgen-generate common.user_dir=examples/papers/mbr path=runs/a input=test.en generation.beam=16
+        generation.rerank=mbr_pruned reranker.utility=chrf
+        'reranker.references={sampling:true,epsilon_cutoff:0.02,beam:64,seed:2}'
 
 The authors enlarge the set of references and keep candidates fixed, as here; they stop at a given number of references,
 here at all of them. Expect nearly always the output of exact minimum Bayes risk, with a part of its utilities. Only the

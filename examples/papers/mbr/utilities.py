@@ -91,7 +91,7 @@ class Ter(PairUtility):
 class EmbeddingConfig:
     """Configuration of the similarity of embeddings."""
 
-    model: str = option("", "Hugging Face folder of an encoder and its tokenizer")
+    model: str = option("", "Hugging Face folder of an encoder and its tokenizer", role="input_path")
 
 
 @register_utility("embedding", config=EmbeddingConfig)

@@ -10,8 +10,6 @@ from unittest import mock
 import pytest
 import yaml
 
-import seqgen.models  # declares the built-in models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.addons.checks.checking import check as check_invariants
 from seqgen.addons.checks.kinds import DecodingCheckConfig, component_subject
 from seqgen.addons.checks.strategies import hypotheses_are_outputs, scores_are_the_models

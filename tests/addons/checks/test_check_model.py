@@ -66,9 +66,9 @@ def test_models_that_cannot_be_checked(tmp_path: Path) -> None:
     given = "        source, target = task.source_dictionary, task.target_dictionary\n"
     outcome = check(own_model(tmp_path, "unbuilt", given, "        task.missing\n"), "model=unbuilt_tiny")
     refused(outcome, "dictionaries of a task: AttributeError:")
-    limit = (
-        '    def max_positions(self) -> int:\n        """The longest target, in tokens with end-of-sentence."""\n'
-        "        return self.cfg.max_positions\n"
+    hook = "    def output_layer(self, features: Tensor) -> Tensor:"
+    outcome = check(
+        own_model(tmp_path, "open", hook, hook.replace("output_layer", "x")), "model=open_tiny", *SMALL_LSTM
     )
-    outcome = check(own_model(tmp_path, "unlimited", limit, ""), "model=unlimited_tiny", *SMALL_LSTM)
-    refused(outcome, f"LSTMDecoder ({tmp_path}/unlimited.py:", ") does not define max_positions, which it needs")
+    assert f"LSTMDecoder ({tmp_path}/open.py:" in outcome.out
+    assert ") does not define output_layer, which it needs" in outcome.out

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.addons.checks import kinds
 from seqgen.addons.checks.checking import ERROR, causes, check
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig

@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # declares the built-in models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
 from seqgen.addons.checks.checking import Outcome, check, diagnose

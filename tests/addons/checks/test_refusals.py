@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from tests.refusals import refusals
 
 CACHE = Path(__file__).parents[3] / "examples" / "extending" / "cache.py"

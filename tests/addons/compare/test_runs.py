@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-import seqgen.models
-import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.addons.compare.curves import charts
 from seqgen.addons.compare.runs import MISSING, as_dict, differences, read_run, read_runs, sort_runs, text_table
 from seqgen.checkpoints.run_config import flatten

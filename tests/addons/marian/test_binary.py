@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.addons.marian.binary import BinaryModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import UserError

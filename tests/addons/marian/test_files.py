@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece

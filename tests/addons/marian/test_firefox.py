@@ -14,7 +14,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.addons.catalogue.vocabulary_map import Ids, VocabularyMap
 from seqgen.text.translator import Translator
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.core.errors import CheckpointError
 from seqgen.text.translator import Translator
 from tests.addons.marian.test_files import RECORDED

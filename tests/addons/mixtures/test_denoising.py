@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.tasks  # noqa: F401
 from seqgen.addons.mixtures.denoising import DenoisingConfig, DenoisingTask
 from tests.addons.mixtures import training_keys
 from tests.commands import done, sentences

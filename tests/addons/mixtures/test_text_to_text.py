@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-import seqgen.tasks  # noqa: F401
 from seqgen.addons.mixtures.text_to_text import TextToTextConfig, TextToTextTask
 from seqgen.core.errors import ConfigError
 from tests.addons.mixtures import training_keys

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.addons.t5gemma.model import T5GemmaModel
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model

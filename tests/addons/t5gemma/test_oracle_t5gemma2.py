@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.addons.t5gemma.model2 import T5Gemma2Model
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from tests.addons.t5gemma.test_oracle_t5gemma import RECORDED as T5GEMMA, assert_near, logits, read

@@ -112,7 +112,7 @@ def test_forms_of_values() -> None:
     assert values("0.6,1,1.4,1") == ("0.6", "1", "1.4")
     assert values("0:1:0.25") == ("0", "0.25", "0.5", "0.75", "1")
     assert values("-1:1:1,7") == ("-1", "0", "1", "7")
-    assert values("0.1:0.35:0.1") == ("0.1", "0.2", "0.3")
+    assert values("0.1:0.39:0.1") == ("0.1", "0.2", "0.3")
     assert values("[1,2],[3, 4]") == ("[1,2]", "[3,4]")
     assert values("simplex:2") == ("[0,0,1]", "[0,0.5,0.5]", "[0,1,0]", "[0.5,0,0.5]", "[0.5,0.5,0]", "[1,0,0]")
 
@@ -132,7 +132,8 @@ TUNE = "tune path={place}/a input={place}/val.en reference={place}/val.de json={
 KEY = TUNE + "tune.generation.length_penalty=1 "
 
 test_refusals = refusals(
-    *map(values, ("1:2", "2:1:1", "1:2:0", "1:2:-1", "0:1:1e-300")),
+    *map(values, ("1:2", "2:1:1", "1:2:0", "a:b:c", "nan:1:1", "0:1e9999:1", "0:1:1e-300")),
+    (values("0:10000:1")[0], "tune.key=0:10000:1 has 10001 values"),
     *map(values, ("simplex", "simplex:0", "simplex:x", "simplex:9999")),
     (TUNE, "nothing to tune"),
     (TUNE + "tune.generation.length_penaltz=1", "length_penaltz", "did you mean 'generation.length_penalty'"),

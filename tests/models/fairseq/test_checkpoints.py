@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.core.errors import UserError

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the built-in models and checkpoint loaders
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.cli.generate import main as generate

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import UserError
 from tests.huggingface_bart import write_tokenizer

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import CheckpointError
 from tests.hostile import Trap

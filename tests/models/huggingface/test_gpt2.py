@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.setup import Limits
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer

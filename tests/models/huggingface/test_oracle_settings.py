@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import UserError

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained

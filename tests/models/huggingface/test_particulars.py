@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.models.huggingface.architecture import HEAD

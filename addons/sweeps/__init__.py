@@ -1,0 +1,1 @@
+"""Sweeps: ``seqgen-train -m`` by Hydra's sweepers and launchers; docs/training.md."""
