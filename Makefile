@@ -72,8 +72,8 @@ lint: install
 
 docs: $(VENV)/package
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[docs]"
-	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
-	@echo "open build/site/index.html"
+	$(BIN)/mkdocs build --quiet --strict --site-dir site
+	@echo "open site/index.html"
 
 # TORCH_INDEX is used again, because nothing of .venv is
 package:
@@ -87,4 +87,4 @@ package:
 	rm -rf build
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -154,7 +154,7 @@ class CommandLine:
 
     def __init__(self, typed: Sequence[str], key: str = ""):
         self.as_typed = self.typed = list(typed)
-        self.flags = [text for text in typed if text.startswith("-")]
+        self.flags = [text for text in typed if text.startswith("-") and not re.search(r"\s", text)]
         self.informs = any(flag in INFORMING for flag in self.flags)
         self.pairs = [text for text in typed if text not in self.flags]
         self.words = [text for text in self.pairs if not is_pair(text)]

@@ -56,7 +56,7 @@ INTRODUCTION = """The demo translates numbers from English to German ("two hundr
   2. Each model translates 1,000 numbers that were not in its training text; then all three do, as an ensemble.
   3. It draws a page that shows how the ensemble chose the words of one translation.
 
-About two minutes on two CPU cores. Ctrl-C stops it; the same command goes on from there. docs/words.md explains words.
+Two to three minutes on two CPU cores. Ctrl-C stops it; the same command goes on. docs/words.md explains words.
 """
 
 
@@ -149,7 +149,7 @@ def outputs_that_differ(folder: Path, names: Sequence[str]) -> list[dict[str, st
     texts = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items()}
     rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     good = [row for row in rows if row[ENSEMBLE] == row["reference"]]
-    return sorted(good, key=lambda row: sum(row[name] == row["reference"] for name in names))[:3]
+    return sorted(good or rows, key=lambda row: sum(row[name] == row["reference"] for name in names))[:3]
 
 
 def draw(folder: Path, path: str, line: str) -> Path:
@@ -196,7 +196,7 @@ def main() -> None:
     page = draw(folder, paths[ENSEMBLE], rows[0]["input"])
     show(scores, {name: trained_seconds(folder / name) for name in OPTIONS}, rows)
     print(f"\nOpen {page} in a browser: how the search found the first of these translations, step by step.")
-    words = [str(PROGRAMS / "seqgen-generate"), OWN_CODE, f"path={paths[ENSEMBLE]}", "nine thousand and twelve"]
+    words = [str(PROGRAMS / "seqgen-generate"), OWN_CODE, f"path={paths[ENSEMBLE]}", rows[-1]["input"]]
     print(f"Try:  {shlex.join(words)}")
     matches = {name: float(found["exact_match"]) for name, found in scores.items()}
     if min(matches.values()) < GOAL or matches[ENSEMBLE] <= max(matches[name] for name in OPTIONS):

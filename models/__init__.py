@@ -10,7 +10,7 @@ from seqgen.registry import MODELS
 if __name__ != "seqgen.models":
     raise ImportError(f"import this package as 'seqgen.models', not as {__name__!r}, or its components register twice")
 
-for name in ("fconv", "transformer", "transformer_lm", "transformer_ssru", "t5"):
+for name in ("fconv", "llama", "transformer", "transformer_lm", "transformer_ssru", "t5"):
     MODELS.declare(name, f"seqgen.models.{name}")
 MODELS.declare("t5gemma", "seqgen.addons.t5gemma.model")
 MODELS.declare("t5gemma2", "seqgen.addons.t5gemma.model2")

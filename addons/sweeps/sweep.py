@@ -150,7 +150,9 @@ def sweep(overrides: Sequence[str], of_hydra: Sequence[str], folder: Path, metri
     except Exception as error:  # of any class: plugins, and the libraries that they use, check Hydra's keys
         said = " ".join(str(error).partition("Config search path")[0].split())
         if isinstance(error, MissingConfigException | ImportError):
-            said += "; pip install hydra-optuna-sweeper, hydra-joblib-launcher or hydra-submitit-launcher adds theirs"
+            said += (
+                "; in a checkout, pip install -c constraints.txt '.[sweeps]' adds those for Optuna, joblib and Slurm"
+            )
         raise ConfigError(f"Hydra: {type(error).__name__}: {said}") from error
     return [result.return_value for batch in results or () for result in batch if result.return_value]
 

@@ -322,7 +322,6 @@ def projections(cfg: T5GemmaConfig, side: str, foreign: str, local: str, reads_s
             pieces[query] = Piece(f"{local}.q_proj.{kind}")
             pieces |= stacked_pieces([key, value], f"{local}.kv_proj.{kind}", shared)
         else:
-            parts = {query: (0, rows), key: (rows, rows + shared), value: (rows + shared, rows + 2 * shared)}
-            pieces |= {name: Piece(f"{local}.in_proj.{kind}", part) for name, part in parts.items()}
+            pieces |= stacked_pieces([query, key, value], f"{local}.in_proj.{kind}", rows, shared, shared)
         pieces[out] = Piece(f"{local}.out_proj.{kind}")
     return pieces

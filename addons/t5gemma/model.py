@@ -16,6 +16,7 @@ from seqgen.extend import (
     ConfigError,
     Dropout,
     EncoderDecoderModel,
+    GatedFeedForward,
     LayerDropList,
     LayeredDecoder,
     LayeredEncoder,
@@ -137,32 +138,6 @@ TINY["dropout_rate"] = 0.1
 """Values of a small model for tests; the defaults are those of 2B-2B."""
 
 
-class T5GemmaFeedForward(nn.Module):
-    """Feed-forward network with a gate (Shazeer 2020); the first rows of the first projection are those of the gate.
-
-    Args:
-        cfg: the configuration.
-        side: ``encoder`` or ``decoder``.
-    """
-
-    def __init__(self, cfg: T5GemmaConfig, side: str):
-        super().__init__()
-        dim, hidden = getattr(cfg, f"{side}_hidden_size"), getattr(cfg, f"{side}_intermediate_size")
-        self.activation = ACTIVATIONS[cfg.activation_fn]
-        self.wi = Linear(dim, 2 * hidden, bias=False)
-        self.wo = Linear(hidden, dim, bias=False)
-        self.dropout = Dropout(cfg.dropout_rate)
-        for projection in (self.wi, self.wo):
-            nn.init.normal_(projection.weight, std=INIT_STD)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform each position of ``(..., C)``."""
-        gate, linear = self.wi(x).chunk(2, dim=-1)
-        hidden = self.activation(gate) * linear
-        projected: Tensor = self.wo(self.dropout(hidden) if self.training else hidden)
-        return projected
-
-
 class T5GemmaEncoderLayer(AttentionLayer):
     """Self-attention and the feed-forward network, each normalized before and after it, with a residual connection.
 
@@ -179,7 +154,8 @@ class T5GemmaEncoderLayer(AttentionLayer):
         self.self_attn = _attention(cfg, side, self.attention_class, **cfg.attention_options())
         self.self_attn_layer_norm = t5gemma_norm(cfg, side)
         self.self_attn_post_norm = t5gemma_norm(cfg, side)
-        self.feed_forward = T5GemmaFeedForward(cfg, side)
+        dim, hidden = getattr(cfg, f"{side}_hidden_size"), getattr(cfg, f"{side}_intermediate_size")
+        self.feed_forward = GatedFeedForward(dim, hidden, cfg.activation_fn, cfg.dropout_rate, INIT_STD)
         self.final_layer_norm = t5gemma_norm(cfg, side)
         self.final_post_norm = t5gemma_norm(cfg, side)
         self.dropout = Dropout(cfg.dropout_rate)

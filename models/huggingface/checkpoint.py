@@ -26,6 +26,7 @@ from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import IdTokenizer, Tokenizer
+from seqgen.data.tokenizers.byte_pairs import PromptTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
@@ -37,6 +38,9 @@ from seqgen.system.files import new_folder
 LAYER_BYTES = 500
 """A lower bound of the bytes that the names and shapes of a layer's weights take in a file."""
 
+LAYER_COUNTS = ("encoder_layers", "num_layers", "decoder_layers", "num_hidden_layers")
+"""The names of the numbers of layers in configurations."""
+
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 MODULES = {
@@ -44,6 +48,7 @@ MODULES = {
     "t5gemma": "seqgen.addons.t5gemma.layout",
     "t5gemma2": "seqgen.addons.t5gemma.layout2",
     "gpt2": "seqgen.models.huggingface.gpt2",
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "seqgen.models.huggingface.llama"),
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
 """For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
@@ -69,12 +74,14 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     architecture = architecture_of(config)
     cfg = architecture.read_config(config)
     vocab_size = architecture.vocab_size(cfg, config)
-    layers = sum(getattr(cfg, name, 0) for name in ("encoder_layers", "num_layers", "decoder_layers"))
+    layers = sum(getattr(cfg, name, 0) for name in LAYER_COUNTS)
     _check_size(path, tokens=vocab_size, layers=layers)  # and whether there are weights at all
     if reading.tokenizer == "ids":
         tokenizer: Tokenizer = _id_tokenizer(config, architecture, vocab_size)
     else:
         tokenizer = load_pretrained_tokenizer(path, vocab_size)
+    if isinstance(tokenizer, PromptTokenizer) and not architecture.decoder_only:
+        raise CheckpointError(f"{path}: its tokenizer's class, {tokenizer.name}, is read for language models only")
     task = architecture.make_task(cfg, path, tokenizer)
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
@@ -150,7 +157,7 @@ def save_pretrained(
     """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
-        model: a T5, a T5Gemma, or a transformer with the layers of BART or one of its relatives.
+        model: a Llama, a T5, a T5Gemma, or a transformer with the layers of BART or one of its relatives.
         folder: the folder to write; it must not exist, and is not written if an error occurs.
         tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.
@@ -168,7 +175,9 @@ def save_pretrained(
         raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
     ids = architecture.special_ids(model, tokenizer)
-    decoding: Mapping[str, Any] = {} if generation is None else write_generation(generation, tokenizer)
+    decoding: Mapping[str, Any] = (
+        {} if generation is None else write_generation(generation, tokenizer, architecture.decoder_only)
+    )
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     with new_folder(folder, exist_ok=False) as temporary:
         write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
@@ -228,5 +237,5 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
             if architecture.model_class is kind:
                 return architecture
     raise ConfigError(
-        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma and transformer can"
+        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only llama, t5, t5gemma, transformer can"
     )

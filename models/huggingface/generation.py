@@ -253,20 +253,27 @@ class _Reader:
             raise self.config.wrong(name, ids, f"ids from 0 to {size - 1}")
 
 
-def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False) -> dict[str, Any]:
     """The content of a ``generation_config.json``.
 
     Args:
         cfg: the decoding settings; those without a counterpart in the file are left out.
         tokenizer: turns tokens and texts into ids; without one, settings with tokens or texts are left out.
+        decoder_only: see ``read_generation``.
 
     Returns:
         Values by key.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
     values = {foreign: getattr(cfg, local) for foreign, local, default in tables if getattr(cfg, local) != default}
-    values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
-    if cfg.min_len:
+    if decoder_only and not cfg.max_len and cfg.max_len_a == -1:
+        values["max_length"] = cfg.max_len_b + 1
+    else:
+        values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
+    if decoder_only:
+        lengths = {"min_new_tokens": cfg.min_len, "min_length": cfg.min_total_len}
+        values |= {name: length for name, length in lengths.items() if length}
+    elif cfg.min_len:
         values["min_length"] = cfg.min_len + 1  # in the file, this limit counts the start token
     if cfg.early_stopping != "false":
         values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -63,15 +64,16 @@ def with_bias(foreign: str, local: str, transposed: bool = False) -> dict[str, P
     return {f"{foreign}.weight": weight, f"{foreign}.bias": Piece(f"{local}.bias")}
 
 
-def stacked_pieces(names: Sequence[str], parameter: str, size: int) -> dict[str, Piece]:
+def stacked_pieces(names: Sequence[str], parameter: str, *sizes: int) -> dict[str, Piece]:
     """The pieces of tensors that are stacked in one parameter of the model, such as those of queries, keys and values.
 
     Args:
         names: the names in the folder, in the order of the rows.
         parameter: the name of the model's parameter.
-        size: rows of each tensor.
+        sizes: rows of each tensor, or one number for all of them.
     """
-    return {name: Piece(parameter, (index * size, (index + 1) * size)) for index, name in enumerate(names)}
+    ends = [0, *accumulate(sizes if len(sizes) > 1 else sizes * len(names))]
+    return {name: Piece(parameter, rows) for name, rows in zip(names, pairwise(ends), strict=True)}
 
 
 @dataclass(frozen=True)

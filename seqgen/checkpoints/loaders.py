@@ -284,7 +284,7 @@ class DecodingTask(Task):
         Raises:
             DataError: always.
         """
-        raise DataError("this model has no data splits to decode; set input=FILE, or input=- for standard input")
+        raise DataError("this model has no data splits to decode; set input=FILE, or input=-, or add a line in quotes")
 
     def load_dataset(self, split: str) -> PairDataset:
         """Refused: the task has no data; see ``source_lines``."""
@@ -323,7 +323,8 @@ class PromptDecodingTask(DecodingTask):
             text: one line, which may be empty.
 
         Returns:
-            ``(P,)`` int64, without end-of-sentence at the end.
+            ``(P,)`` int64, with the tokens that the tokenizer adds before a text, without end-of-sentence at the end.
         """
         ids, eos = self.source_tokenizer.encode(text), self.source_dictionary.eos()
+        ids = [*self.source_tokenizer.source_tokens().before, *ids]
         return torch.tensor([eos, *ids] if self.cfg.begin_with_eos or not ids else ids)

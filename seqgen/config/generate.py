@@ -134,7 +134,9 @@ class GenerateConfig:
         "Translations; [A,B] or A:B for an ensemble",
         role="input_path",
     )
-    lines: list[str] = option([], "lines to decode, in place of an input; words without KEY= are such lines")
+    lines: list[str] = option(
+        [], 'lines to decode, in place of an input; words without KEY= are such lines; lines=["x=1"] is the line x=1'
+    )
     input: str = option(
         "",
         "text file to decode; - for standard input; empty for the split dataset.gen_subset; a job also reads folders, "

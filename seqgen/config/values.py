@@ -421,8 +421,8 @@ def split_argument(override: str) -> tuple[str, str]:
 
 
 def is_pair(text: str) -> bool:
-    """True if an argument has the form ``key=value``; words and sentences, such as ``2 + 2 = 4``, have not."""
-    return re.match(r"[^\s=]*=", text) is not None
+    """True if an argument has the form ``key=value``; sentences such as ``2 + 2 = 4``, addresses and paths have not."""
+    return re.match(r"[+~]?[A-Za-z_][\w.\-]*=|=$", text) is not None
 
 
 def repeated(overrides: Sequence[str]) -> list[str]:

@@ -300,7 +300,38 @@ class RotaryPositions(nn.Module):
         Returns:
             The rotation of ``(N, T, H, head_dim)``.
         """
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=queries.device) / self.head_dim
-        angles = queries.positions.unsqueeze(-1).float() * (1.0 / self.base**exponents / self.factor)
+        angles = queries.positions.unsqueeze(-1).float() * self.frequencies(queries.device)
         cos, sin = (table.to(like.dtype).unsqueeze(2) for table in (angles.cos(), angles.sin()))
         return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """The angle of each plane at position 1, ``(head_dim / 2,)``, in float32."""
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
+        return 1.0 / self.base**exponents / self.factor
+
+
+class HighFrequencyPositions(RotaryPositions):
+    """Rotary positions whose high frequencies are not divided by the factor (Llama 3.1).
+
+    With ``n`` the number of periods in ``original`` positions, a frequency is kept if ``n`` is above ``high``, divided
+    if ``n`` is below ``low``, and interpolated in between.
+
+    Args:
+        head_dim: see ``RotaryPositions``.
+        base: see ``RotaryPositions``.
+        factor: divisor of the low frequencies.
+        original: longest input before the factor was introduced.
+        low: periods below which frequencies are divided.
+        high: periods above which frequencies are kept.
+    """
+
+    def __init__(self, head_dim: int, base: float, factor: float, original: int, low: float, high: float):
+        super().__init__(head_dim, base)
+        self.divisor, self.original, self.low, self.high = factor, original, low, high
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """See ``RotaryPositions.frequencies``."""
+        kept = super().frequencies(device)
+        periods = self.original * kept / (2 * math.pi)
+        share = ((periods - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - share) * kept / self.divisor + share * kept

@@ -147,3 +147,34 @@ def _glorot_linear(in_features: int, out_features: int) -> Linear:
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
+
+
+class GatedFeedForward(nn.Module):
+    """Feed-forward network with a gate (Shazeer 2020); the first rows of the first projection are those of the gate.
+
+    Args:
+        dim: dimension of the features.
+        hidden_size: hidden size.
+        activation_fn: activation function of the gate.
+        dropout: dropout probability of the hidden features.
+        std: standard deviation of the initial weights.
+        bias: whether the projections have a bias, first 0.
+    """
+
+    def __init__(self, dim: int, hidden_size: int, activation_fn: str, dropout: float, std: float, bias: bool = False):
+        super().__init__()
+        self.activation = ACTIVATIONS[activation_fn]
+        self.wi = Linear(dim, 2 * hidden_size, bias=bias)
+        self.wo = Linear(hidden_size, dim, bias=bias)
+        self.dropout = Dropout(dropout)
+        for projection in (self.wi, self.wo):
+            nn.init.normal_(projection.weight, std=std)
+            if bias:
+                nn.init.zeros_(projection.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of ``(..., C)``."""
+        gate, linear = self.wi(x).chunk(2, dim=-1)
+        hidden = self.activation(gate) * linear
+        projected: Tensor = self.wo(self.dropout(hidden) if self.training else hidden)
+        return projected

@@ -30,8 +30,11 @@ ATTENTION = {"attention is a distribution", "attention in steps"}
 ABSENT = {
     "lstm_tiny": {"start offsets"},
     "average": {"start offsets"},
-    "transformer_lm_tiny": {*ATTENTION, "start offsets", "the start token is read"},
-    "transformer_lm_learned": {*ATTENTION, "start offsets", "the start token is read"},
+    **{
+        name: {*ATTENTION, "start offsets", "the start token is read"}
+        for name, model in ZOO.items()
+        if model.is_language_model
+    },
 }
 """The invariants that do not apply to a model."""
 

@@ -18,9 +18,11 @@ from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints as fairseq, huggingface_bart, huggingface_gpt2, huggingface_t5
 from tests.fairseq_checkpoints import FCONV, LANGUAGE_MODEL, TRANSFORMER, as_fairseq, dictionary, options_of
 from tests.hostile import copy_of
+from tests.huggingface_families import write_folder
 from tests.huggingface_t5 import change_config
 from tests.language_models import language_model
 from tests.model_zoo import _NARROW, build, registered
+from tests.models.huggingface.test_llama import llama_folder
 from tests.refusals import Row, refusals
 from tests.text_models import text_model
 
@@ -46,6 +48,7 @@ test_configurations = refusals(
     model("t5_tiny", "model=t5 has one embedding for source and target"),
     model("t5_tiny", "vocab_size=22 is too small for a vocabulary of 23 tokens", joint=True, vocab_size=22),
     model("t5_tiny", "decoder_start_token_id=23 is outside", joint=True, decoder_start_token_id=23),
+    model("llama_tiny", "must be above 0 and below", rope_original_positions=9, rope_low_freq_factor=4.0),
     model("t5", "num_buckets=9 must be even", joint=True, relative_attention_num_buckets=9),
     model("t5", "less than twice", "max_distance=16", joint=True, relative_attention_max_distance=16),
 )
@@ -69,8 +72,11 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "t5 bin": lambda path: sharded(path, safe_serialization=False),
     "t5 of 30": lambda path: huggingface_t5.tiny_folder(path, "t5", vocab_size=30),
     "t5 of ids": lambda path: huggingface_t5.tiny_folder(path, "t5", tokenizer=False),
+    "t5 of words": lambda path: write_folder(path, huggingface_t5.tiny_model("t5")),
     "marian": lambda path: huggingface_bart.tiny_folder(path, "marian"),
     "gpt2": huggingface_gpt2.tiny_folder,
+    "llama": llama_folder,
+    "qwen2": lambda path: llama_folder(path, "qwen 2", "qwen2", num_hidden_layers=2),
 }
 
 
@@ -127,6 +133,7 @@ def write_merges(*lines: bytes) -> Callable[[Path], None]:
     return write_file
 
 
+TOKENIZER, ANY = "tokenizer_config.json", "PreTrainedTokenizerFast"
 LARGE = 10**400
 NO_MATCH = "the weights do not match its config.json, which describes"
 NORM, EMBEDDING = "decoder.final_layer_norm.weight", "encoder.embed_tokens.weight"
@@ -148,7 +155,20 @@ test_folders = refusals(
     config("marian", "is_decoder=True is not supported for a marian", is_decoder=True),
     config("marian", "activation_function='quick_gelu' is not supp", "only gelu or ", activation_function="quick_gelu"),
     config("gpt2", "add_cross_attention=True is not supported for a GPT-2", add_cross_attention=True),
+    config("llama", "'rope_type': 'yarn'} is not supported", rope_scaling={"factor": 4.0, "rope_type": "yarn"}),
+    config("llama", "rope_factor", rope_scaling={"rope_type": "linear", "factor": 0.0}),
+    config("llama", "original_max_position_embeddings is 0", rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+    config("llama", "partial_rotary_factor=0.5 is not supported", partial_rotary_factor=0.5),
+    config("llama", "quantization_config={'bits': 4} is not supp", quantization_config={"bits": 4}),
+    config("llama", "num_attention_heads=3 is not a multiple of 2", num_attention_heads=3),
+    config("llama", "head_dim=5; rotary positions need an even number", head_dim=5),
+    config("qwen2", "layer_types=['full_attention'] is not supported", layer_types=["full_attention"]),
+    config("qwen2", "layer_types=['sliding_attention', 'full", layer_types=["sliding_attention", "full_attention"]),
+    config("qwen2", "with use_sliding_window", layer_types=["full_attention", "sliding_attention"]),
     # the tokenizer
+    config("llama", "add_eos_token=true is not supported", file=TOKENIZER, add_eos_token=True),
+    config("llama", "add_prefix_space=false is not supported", file=TOKENIZER, add_prefix_space=False),
+    config("t5 of words", "PreTrainedTokenizer, is read for language models only", file=TOKENIZER, tokenizer_class=ANY),
     folder("t5 of 30", lambda path: None, "has 38 ids but the model's vocabulary only 30"),
     folder("t5", lambda path: (path / "spiece.model").unlink(), "spiece.model"),
     folder("gpt2", add_begin, "adds tokens other than end-of-sentence to each text"),

@@ -1,4 +1,4 @@
-"""Tokenizers of byte-level byte-pair encoding (Radford et al. 2019, section 2.2): GPT-2's and BART's."""
+"""Tokenizers of byte-pair encoding (Radford et al. 2019, section 2.2): GPT-2's, BART's, Gemma's and Llama's."""
 
 from __future__ import annotations
 
@@ -193,3 +193,60 @@ class GemmaTokenizer(FastTokenizer):
     def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
         """See ``Tokenizer.source_tokens``."""
         return self._added
+
+
+LLAMA = "LlamaTokenizer"
+
+PROMPT_NAMED: dict[str, dict[str, str]] = {
+    "PreTrainedTokenizer": {},
+    LLAMA: {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), END_OF_TEXT),
+}
+"""The special tokens if the files do not name them, for each class of ``PromptTokenizer``."""
+
+
+class PromptTokenizer(FastTokenizer):
+    """The tokenizer of a language model, read from ``tokenizer.json`` as it is: that of Llama, Qwen and many others.
+
+    Without a padding token, end-of-sentence is padding, which language models mask by length; without an unknown
+    token, padding is that.
+
+    Args:
+        name: the class in ``transformers``.
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: the file is missing or damaged, or it adds tokens after a text.
+    """
+
+    def __init__(self, name: str, files: TokenizerFiles, vocab_size: int | None = None):
+        self.name = name
+        special, where = SpecialTokens.read(files), f"{files.location}/{layout.CONFIG_FILE}"
+        special.fill(PROMPT_NAMED[name])
+        for key in ("pad", "unk"):
+            if special.named.get(f"{key}_token") is None:
+                special.named[f"{key}_token"] = special.named.get("pad_token") or special.named.get("eos_token")
+        pipeline, is_llama, config = read_pipeline(files), name == LLAMA, special.config
+        if is_llama and config.get("add_prefix_space") is False:  # by transformers only where it converts a model
+            raise DataError(f"{where}: add_prefix_space=false is not supported for a {name}; remove the key")
+        if not is_llama:
+            set_prefix_space(pipeline, bool(config.get("add_prefix_space", False)))
+        self.byte_characters = isinstance(pipeline.decoder, decoders.ByteLevel)
+        super().__init__(files, special, pipeline, vocab_size)
+        if is_llama:
+            before = [self.dictionary.bos()] if config.get("add_bos_token", True) else []
+            after = bool(config.get("add_eos_token"))
+        else:
+            before, after = self.added_tokens(), False
+            self.check_added_tokens(AddedTokens(before, []))
+        if after:
+            raise DataError(f"{where}: add_eos_token=true is not supported, as prompts are continued; set it to false")
+        self._added = AddedTokens(before, [])
+
+    def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.source_tokens``; a prompt has no end-of-sentence."""
+        return self._added
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.files, self.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -30,6 +31,7 @@ CLASSES: dict[str, Callable[..., PretrainedTokenizer]] = {
     "M2M100Tokenizer": slow.M2M100Tokenizer,
     MARIAN: slow.MarianTokenizer,
     "PegasusTokenizer": fast.FastPegasusTokenizer,
+    **{name: partial(byte_pairs.PromptTokenizer, name) for name in byte_pairs.PROMPT_NAMED},
 }
 """The classes by their names in ``tokenizer_config.json``."""
 
@@ -45,6 +47,8 @@ ANY = "TokenizersBackend"
 
 BY_MODEL = {
     "gpt2": GPT2,
+    **{"llama": byte_pairs.LLAMA, "mistral": byte_pairs.LLAMA},
+    **{"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"},
     **{"t5gemma": GEMMA, "t5gemma2": GEMMA},
     "bart": "BartTokenizer",
     "mbart": "MBartTokenizer",
@@ -72,10 +76,11 @@ class StoredTokenizer(PretrainedTokenizer):
 
 
 def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> PretrainedTokenizer:
-    """Read a tokenizer in Hugging Face's layout: T5's, mT5's, umT5's, ByT5's or GPT-2's.
+    """Read a tokenizer in Hugging Face's layout, such as T5's, GPT-2's or Llama's.
 
     ``tokenizer_config.json`` names the class. If it does not, the class is the one that ``transformers`` chooses:
-    ByT5's if ``config.json`` names ByT5's tokenizer, GPT-2's if it is that of a GPT-2, otherwise T5's.
+    ByT5's if ``config.json`` names ByT5's tokenizer, that of its ``model_type`` if it is a language model, otherwise
+    T5's.
 
     Args:
         folder: the folder.

@@ -58,7 +58,7 @@ class PretrainedTokenizer(Tokenizer):
         names = distinct_names(tokens, size if vocab_size is None else vocab_size)
         ids = {name: index for index, name in enumerate(names)}
         special_ids = {}
-        for name in ("pad", "eos", "unk", "bos"):
+        for name in ("eos", "pad", "unk", "bos"):
             token = str(special.named.get(f"{name}_token") or "")
             if token not in ids and (token or name != "bos"):
                 raise DataError(f"the tokenizer in {files.location} has no {name}_token; name it in its {CONFIG_FILE}")

@@ -226,7 +226,7 @@ test_refusals = refusals(
     (SWEEP + "model.dropout=interval(0,0.9)", "BasicSweeper does not support"),
     ("train -m run_dir={tmp_path} common.sede=1,2", "unknown key 'common.sede'", "common.seed"),
     ("train -m run_dir={tmp_path} model=fconv,nothere", "there is no model 'nothere'"),
-    (SWEEP + "hydra/launcher=nothere", "Could not find 'hydra/launcher/nothere'", "pip install hydra-"),
+    (SWEEP + "hydra/launcher=nothere", "Could not find 'hydra/launcher/nothere'", "pip install -c constraints.txt"),
     (SWEEP + "hydra.launcher.nothere=1", "hydra.launcher.nothere"),
     (SWEEP + "hydra.sweep.dir=x", "hydra.sweep.dir: the folder of a sweep is run_dir"),
     (SWEEP + "hydra/sweeper=optuna hydra.sweeper.direction=maximize", "direction=maximize", "lower is better"),

@@ -80,6 +80,10 @@ _T5_SIZES: dict[str, Draw] = {
     **{"d_model": (1, 6, 15), "d_kv": (1, 4, 7), "d_ff": (1, 8, 11), "num_layers": (1, 2), "num_heads": (1, 2, 3)},
     **{"decoder_start_token_id": 0, "pad_token_id": 0},
 }
+_LLAMA_SIZES: dict[str, Draw] = {
+    **{"num_hidden_layers": (1, 2, 3), "max_position_embeddings": (9, 16), "intermediate_size": (1, 7, 12)},
+    **{"bos_token_id": 2, "eos_token_id": 2},
+}
 _GPT2_SIZES: dict[str, Draw] = {"n_layer": (1, 2, 3), "n_positions": (9, 16), "bos_token_id": 2, "eos_token_id": 2}
 
 
@@ -88,6 +92,11 @@ def sizes(kind: str, rng: random.Random) -> dict[str, Any]:
     widths: dict[str, int] = {}
     if kind in ("t5", "mt5", "umt5"):
         own = _T5_SIZES
+    elif kind in LLAMAS:
+        heads = rng.choice([1, 2, 4])
+        own, widths = _LLAMA_SIZES, {"num_attention_heads": heads, "hidden_size": heads * rng.choice([2, 4, 6])}
+        widths["num_key_value_heads"] = rng.choice([1, heads])
+        widths |= {"head_dim": rng.choice([2, 6])} if kind == "qwen3" else {}
     elif kind == "gpt2":
         heads = rng.choice([1, 2, 3])
         own, widths = _GPT2_SIZES, {"n_head": heads, "n_embd": heads * rng.choice([1, 4, 5])}
@@ -123,7 +132,30 @@ _GPT2: dict[str, Draw] = {
     **{"hidden_size": (2, 6, 12), "max_position_embeddings": (9, 12)},
 }
 
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def rope(rng: random.Random) -> dict[str, Any] | None:
+    """A value of ``rope_scaling``."""
+    kind = rng.choice(["default", "linear", "llama3", "dynamic", None])
+    values = {"factor": rng.choice([2.0, 8.0]), "original_max_position_embeddings": rng.choice([3, 7])}
+    values = values if kind == "llama3" else {"factor": 3.0} if kind in ("linear", "dynamic") else {}
+    further = {"low_freq_factor": 1.0, "high_freq_factor": rng.choice([2.0, 4.0])} if kind == "llama3" else {}
+    return kind and {"rope_type": kind, **values, **further}
+
+
+_LLAMA: dict[str, Draw] = {
+    **{"rms_norm_eps": (1e-6, 0.1), "rope_theta": (10000.0, 7.5, 500000), "hidden_act": activation},
+    **{"head_dim": (2, 6, 8), "attention_dropout": PROBABILITY, "vocab_size": (18, SIZE, 40), "rope_scaling": rope},
+}
+_QWEN: dict[str, Draw] = {
+    **{**_LLAMA, "use_sliding_window": FLAG, "sliding_window": (None, 2, 5), "max_window_layers": (0, 1, 9)},
+}
+
 FIELDS: Mapping[str, Mapping[str, Draw]] = {
+    "llama": {**_LLAMA, "attention_bias": FLAG, "mlp_bias": FLAG, "pretraining_tp": (1, 2)},
+    "mistral": {**_LLAMA, "sliding_window": (None, 1, 2, 5)},
+    **{"qwen2": _QWEN, "qwen3": {**_QWEN, "attention_bias": FLAG}},
     **dict.fromkeys(("bart", "mbart", "pegasus", "m2m_100"), _BART),
     "marian": {**_BART, "share_encoder_decoder_embeddings": FLAG, "decoder_vocab_size": (None, 23, SIZE)},
     **dict.fromkeys(("t5", "mt5", "umt5"), _T5),
@@ -161,7 +193,7 @@ def original_of(config: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     try:
         cfg = transformers.AutoConfig.for_model(kind, **values)
-        auto = transformers.AutoModelForCausalLM if kind == "gpt2" else transformers.AutoModelForSeq2SeqLM
+        auto = transformers.AutoModelForCausalLM if kind in ("gpt2", *LLAMAS) else transformers.AutoModelForSeq2SeqLM
         model = auto.from_config(cfg, attn_implementation="eager", torch_dtype=torch.float32).float()
     except Exception:  # whatever transformers raises
         return None
@@ -172,6 +204,7 @@ def original_of(config: dict[str, Any], seed: int) -> Any:
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.normal_()
     model.tie_weights()  # those that are copies, with torchscript
+    model.config.return_dict, model.config.torchscript = True, False  # which hide the logits of some models
     return model.eval()
 
 

@@ -23,7 +23,7 @@ from seqgen.models.huggingface.generation import write_generation
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.huggingface_decoding import Pair, assert_same, hypotheses_of, pairs
-from tests.huggingface_families import VARIANTS, lively_model, write_folder
+from tests.huggingface_families import LANGUAGE_MODEL_TYPES, VARIANTS, lively_model, write_folder
 from tests.models.huggingface.test_configs import FLAG, Draw, draw, outcomes, refused
 
 transformers = pytest.importorskip("transformers")
@@ -143,9 +143,8 @@ def check_setting(number: int, variant: str, folder: Path) -> list[list[Pair]]:
     found = [pairs(translation.hypotheses) for translation in Translator(loaded).translate(SOURCES)]
     for mine, source in zip(found, SOURCES, strict=True):
         assert_same(mine, decoded(original, folder, values, source))
-    if not original.config.is_encoder_decoder:  # which is not written
-        return found
-    written = write_generation(GenerationConfig(**loaded.generation), loaded.task.target_tokenizer)
+    decoder_only = not original.config.is_encoder_decoder
+    written = write_generation(GenerationConfig(**loaded.generation), loaded.task.target_tokenizer, decoder_only)
     write(folder, original, {name: values[name] for name in IDS if name in values} | written)
     assert load_model(folder).generation == loaded.generation
     return found
@@ -157,7 +156,7 @@ def test_settings_are_the_originals(number: int, variant: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["t5_v1_1", "umt5", "mbart", "marian_separate", "m2m_100_odd", "gpt2"])
+@pytest.mark.parametrize("variant", ["t5_v1_1", "umt5", "mbart", "marian_separate", "m2m_100_odd", "gpt2", "llama_3"])
 def test_all_settings_are_the_originals(variant: str, tmp_path: Path) -> None:
     """And most settings change an output, so that the same ones are not compared again and again."""
     found = [check_setting(number, variant, tmp_path / str(number)) for number in range(len(SETTINGS))]
@@ -255,13 +254,13 @@ def errors_of_transformers(values: Mapping[str, Any]) -> bool:
     )
 
 
-KINDS = ("bart", "marian", "t5", "gpt2")
+KINDS = ("bart", "marian", "t5", "gpt2", "qwen3")
 
 
 def original_of(kind: str, seed: int) -> Any:
     """A model of few tokens with the special ids of the random settings."""
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
-    own = {"bos_token_id": EOS, "eos_token_id": EOS} if kind == "gpt2" else {} if kind == "t5" else ids
+    own = {"bos_token_id": EOS, "eos_token_id": EOS} if kind in LANGUAGE_MODEL_TYPES else {} if kind == "t5" else ids
     return lively_model(kind, seed, vocab_size=WORDS, **own)
 
 
@@ -291,7 +290,7 @@ def outcome(kind: str, seed: int, folder: Path) -> str:
     values = random_settings(rng)
     while errors_of_transformers(values):
         values = random_settings(rng)
-    if kind == "gpt2" and values.get("max_length", 20) != 20:  # which counts the prompt
+    if kind in LANGUAGE_MODEL_TYPES and values.get("max_length", 20) != 20:  # which counts the prompt
         values["max_length"] += 6
     original = original_of(kind, seed % 5)
     write(folder, original, values)
