@@ -12,7 +12,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 # cpu: PyTorch without the CUDA libraries of several GB, which only a machine with an NVIDIA GPU needs
 TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
-TORCH_INDEX = $(if $(filter cpu,$(TORCH)),--retries 2 --extra-index-url https://download.pytorch.org/whl/cpu)
+TORCH_INDEX = $(if $(filter cpu,$(TORCH)),--retries 2 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu)
 
 .PHONY: install demo test test-slow test-all fuzz mutants soak lint docs package clean
 
