@@ -45,10 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.lines:
             if cfg.input:
                 raise ConfigError(f"there are words without KEY=, or lines=, and input={cfg.input}; remove one of them")
-            cfg.input, sys.stdin = (
-                "-",
-                io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in cfg.lines).encode())),
-            )
+            cfg.input = "-"  # words are read as standard input is
+            sys.stdin = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in cfg.lines).encode()))
         keys = [split_argument(override)[0] for override in arguments.overrides]
         if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
             raise ConfigError(

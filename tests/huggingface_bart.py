@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.huggingface_original import make_original
 from tests.huggingface_t5 import save
 
 VOCAB = 33
@@ -45,11 +45,7 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
         dtype: dtype of the weights.
         changes: further values of its configuration.
     """
-    transformers = pytest.importorskip("transformers")
-    values = {**_SHAPE, **VARIANTS[variant], **changes}
-    torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    model = make_original("Seq2SeqLM", {**_SHAPE, **VARIANTS[variant], **changes}, seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" not in name or "bart" in variant:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
+
+from tests.huggingface_original import make_original
 
 VOCAB = 33
 _SHAPE: dict[str, Any] = {
@@ -47,12 +48,9 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
         dtype: dtype of the weights.
         changes: further values of its configuration.
     """
-    transformers = pytest.importorskip("transformers")
     values = {**_SHAPE, **VARIANTS[variant], **changes}
-    torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     attention = "sdpa" if dtype == torch.float64 else "eager"  # which casts masks to float32, where they are infinite
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = make_original("CausalLM", values, seed, attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -20,6 +20,7 @@ from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5 import T5Model
 from tests.commands import sentences
+from tests.huggingface_original import make_original
 
 VOCAB, SENTINELS = 40, 4
 _SHAPE: dict[str, Any] = {
@@ -48,11 +49,7 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
         dtype: dtype of the weights.
         changes: further values of its configuration.
     """
-    transformers = pytest.importorskip("transformers")
-    values = {**_SHAPE, **VARIANTS[variant], **changes}
-    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    model = make_original("Seq2SeqLM", {**_SHAPE, **VARIANTS[variant], **changes}, seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms begin as ones

@@ -59,15 +59,13 @@ class Tracer(Observer):
         self.reference_of, self.vocab_size = reference_of, setup.vocab_size
         self.references: dict[int, FollowedReference] = {}
         self.limit = options.sentences or None
-        self.first = 0
-        """Number of the first line that is recorded."""
         self.full = False
         """True if no further line is recorded."""
         self._steps: dict[int, list[StepTrace]] = defaultdict(list)
 
     def wants(self, sentence: int) -> bool:
         """True if a line is recorded."""
-        return not self.full and (self.limit is None or sentence - self.first < self.limit)
+        return not self.full and (self.limit is None or sentence < self.limit)
 
     def observe(self, record: StepRecord) -> None:
         """See ``Observer.observe``."""

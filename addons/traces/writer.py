@@ -119,10 +119,9 @@ class TraceWriter:
             self._write({"end": True, "sentences": self.written, "complete": complete, "crc32": checksum})
         self._file.close()
 
-    def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
+    def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """Pass lines through, and remember those that are traced until their translation is added."""
-        self.tracer.first = first_number
-        for number, line in enumerate(lines, start=first_number):
+        for number, line in enumerate(lines):
             self.read += 1
             if self.tracer.wants(number):
                 self.texts[number] = line

@@ -175,13 +175,8 @@ def _rope(config: JSONConfig, theta: float) -> dict[str, Any]:
     given = {name: value for name, value in config.part(key).items() if value is not None}
     inner = JSONConfig(config.path, {f"{key}.{name}": value for name, value in given.items()})
     kind = given.get("rope_type", given.get("type", "default"))
-    known = {
-        "rope_type",
-        "type",
-        "rope_theta",
-        *(["factor"] * (kind != "default")),
-        *(_LLAMA3 if kind == "llama3" else ()),
-    }
+    known = {"rope_type", "type", "rope_theta"} | ({"factor"} if kind != "default" else set())
+    known |= _LLAMA3 if kind == "llama3" else set()
     if kind not in ("default", "linear", "llama3") or set(given) - known:
         raise CheckpointError(
             f"{config.path}: {key}={shown(given)} is not supported; only the keys of rope_type default, linear and "

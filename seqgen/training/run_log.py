@@ -37,6 +37,10 @@ def is_better(score: Any, best: float | None, metric: str) -> bool:
 
 
 _FIELDS = ("event", "time", "update", "epoch")
+_SHOWN = ("loss", "nll_loss", "ppl", "accuracy", "lr", "gnorm", "skipped")
+
+DETAILS = ("nll_loss", "ppl", "gnorm", "lr")
+"""Values of a record that a line leaves out unless ``common.log_format=details`` is set."""
 
 
 class RunLog:
@@ -189,9 +193,16 @@ class RunLog:
         self.message("\n".join([line, *map("  {}: {}".format, list(parts)[1:], others)]))
 
     def _described(self, record: Mapping[str, float]) -> str:
-        """Format a record as one line, without what only ``common.log_format=details`` shows."""
-        hidden = () if self.cfg.common.log_format == "details" else DETAILS
-        return describe({name: value for name, value in record.items() if name not in hidden})
+        """Format a record as one line: known values first, then those of the criterion, then the speed.
+
+        Only ``common.log_format=details`` shows all.
+        """
+        hidden = {"tokens_per_second", *(DETAILS if self.cfg.common.log_format != "details" else ())}
+        names = [name for name in dict.fromkeys([*_SHOWN, *record]) if name in record.keys() - hidden]
+        parts = [f"{n} {record[n]:.1f} %" if n == "accuracy" else f"{n} {record[n]:.4g}" for n in names]
+        if "tokens_per_second" in record:
+            parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+        return " | ".join(parts)
 
     def call_tensorboard(self, method: str, *args: Any) -> None:
         """Call a method of TensorBoard's writer, such as ``"flush"``, if there is one."""
@@ -217,17 +228,3 @@ def _update_of(line: str) -> float:
         return int(parse_json(line)["update"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-_SHOWN = ("loss", "nll_loss", "ppl", "accuracy", "lr", "gnorm", "skipped")
-DETAILS = ("nll_loss", "ppl", "gnorm", "lr")
-
-
-def describe(record: Mapping[str, float]) -> str:
-    """Format a record as one line: known values first, then those of the criterion, then the speed."""
-    names = [name for name in _SHOWN if name in record]
-    names += [name for name in record if name not in {*_SHOWN, "tokens_per_second"}]
-    parts = [f"{name} {record[name]:.1f} %" if name == "accuracy" else f"{name} {record[name]:.4g}" for name in names]
-    if "tokens_per_second" in record:
-        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
-    return " | ".join(parts)

@@ -143,6 +143,38 @@ PUBLIC = {"seqgen", "seqgen.extend", "seqgen.config"}
 """What an add-on imports, besides its own modules."""
 
 
+PRIVATE = {
+    ("bit_exact/decoding.py", "seqgen.system.switches"): "numbers must not depend on the choice of kernels",
+    ("checks/checking.py", "seqgen.system.error_messages"): "names the hook that a component lacks, as commands do",
+    ("checks/command.py", "seqgen.cli.command"): "KIND=NAME comes first, except with an option such as --help",
+    ("compare/command.py", "seqgen.registry"): "shows a trace with another add-on, if it is installed",
+    ("compare/runs.py", "seqgen.cli.provenance"): "reads the versions and data of a run, as training recorded them",
+    ("compare/runs.py", "seqgen.training.run_log"): "reads the log and the scores of a run",
+    ("confidence/__init__.py", "seqgen.core.lazy_names"): "its names are loaded when they are used, as seqgen's are",
+    ("cross_vocabulary/ensemble.py", "seqgen.decoding.resolution"): "resolves settings as with one vocabulary",
+    ("cross_vocabulary/ensemble.py", "seqgen.text.members"): "says of each model that its language is not set",
+    ("cuda_graphs/captured.py", "seqgen.core.incremental_state"): "compares the tensors of two states",
+    ("cuda_graphs/captured.py", "seqgen.core.member"): "records what a member does in a step",
+    ("cuda_graphs/captured.py", "seqgen.modules.step_plan"): "a recorded step has a plan of its own",
+    ("export/onnx.py", "seqgen.system.switches"): "a graph must not depend on the example with which it is traced",
+    ("jobs/command.py", "seqgen.cli.line_decoding"): "a worker decodes and writes lines as seqgen-generate does",
+    ("jobs/command.py", "seqgen.cli.provenance"): "the manifest has the versions that training records",
+    ("jobs/command.py", "seqgen.cli.record"): "a job is continued with the same files, which a record hashes too",
+    ("jobs/command.py", "seqgen.modules.kernel_choice"): "all workers choose the kernels that one process measured",
+    ("jobs/command.py", "seqgen.text.line_stages"): "summaries of line stages, in a process that builds none",
+    ("jobs/source.py", "seqgen.data.parquet"): "a field of JSON lines is checked like a column",
+    ("jobs/workers.py", "seqgen.config.user_files"): "a worker imports the user's files",
+    ("marian/loader.py", "seqgen.data.tokenizers.files"): "two SentencePiece files make one tokenizer",
+    ("marian/loader.py", "seqgen.data.tokenizers.pretrained"): "the same",
+    ("mixtures/text_to_text.py", "seqgen.system.files"): "a frozen run folder has begun, although it has no checkpoint",
+    ("sweeps/sweep.py", "seqgen.cli.train"): "each run is one of seqgen-train",
+    ("sweeps/sweep.py", "seqgen.training.run_log"): "reads the best score of a run",
+    ("t5gemma/layout.py", "seqgen.models.huggingface.architecture"): "the loader of Hugging Face folders reads it",
+    ("t5gemma/layout2.py", "seqgen.models.huggingface.architecture"): "the same",
+}
+"""By file and module the reason why an add-on imports a module that may move; at most 30 in all."""
+
+
 def test_addons_import_what_is_public_with_few_exceptions() -> None:
     found = []
     public = {surface: {"__version__", *importlib.import_module(surface).__all__} for surface in PUBLIC}
@@ -161,7 +193,8 @@ def test_addons_import_what_is_public_with_few_exceptions() -> None:
                 for module in imported
                 if module.split(".")[0] == "seqgen" and module not in PUBLIC and not f"{module}.".startswith(f"{own}.")
             ]
-    assert len(found) <= 27, sorted(found)  # it may fall
+    assert sorted(found) == sorted(pair for pair in PRIVATE if (ROOT / "addons" / pair[0]).exists())
+    assert len(found) <= 30
     assert not any(module.startswith("seqgen.addons") for _, module in found)
 
 
