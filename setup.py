@@ -68,6 +68,7 @@ setup(
         "rich>=13.7",
         "portalocker>=2.8",
         "num2words>=0.5.13",
+        "jinja2>=3.1.6,<4",  # which torch needs, too
     ],
     extras_require={
         "export": EXPORT,

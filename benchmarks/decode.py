@@ -1,6 +1,6 @@
 """Decoding speed of seqgen, compared with other toolkits that decode the same weights and give the same outputs.
 
-    python -m benchmarks.decode a|b|c|d|e [--quick] [--rounds 3] [--threads 2] [--formats float32 bfloat16 int8]
+    python -m benchmarks.decode a|b|c|d|e|f [--quick] [--rounds 3] [--threads 2] [--formats float32 bfloat16 int8]
         [--huggingface PYTHON] [--ctranslate2 PYTHON] [--fairseq PYTHON] [--against COMMIT] [--json FILE]
         [--plot FOLDER]
 
@@ -15,6 +15,8 @@ d: outputs of 16 to 1,024 tokens, beams of 1 to 50, sources of 16 to 1,024 token
 e: large vocabularies: a Marian base (58,101 tokens) and the decoder of NLLB-600M (256,206 tokens) with random weights,
    sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence greedy; 1, 8 and 32 sentences with beam 5. seqgen and
    CTranslate2 are also measured with a shortlist. A second table has the share of each part of seqgen in its time.
+f: a language model of the shape of Qwen 2.5 0.5B with random weights (24 layers, 151,936 tokens), prompts of 128
+   tokens, outputs of exactly 32 tokens: 1 sentence greedy; 1 and 8 sentences with beam 4.
 
 Another toolkit is given by the Python of its environment, and an older seqgen by a commit; see docs/results.md.
 In each round, all toolkits run one workload before the next begins, so that slow phases of the machine affect all of
@@ -40,7 +42,13 @@ from typing import Any, TypeAlias
 import torch
 
 from benchmarks.decoding import report
-from benchmarks.decoding.models import SHAPES, save_random_map, save_random_t5, save_random_transformer
+from benchmarks.decoding.models import (
+    SHAPES,
+    save_random_llama,
+    save_random_map,
+    save_random_t5,
+    save_random_transformer,
+)
 from benchmarks.decoding.plots import plot
 from benchmarks.decoding.process import ROOT, WorkerError
 from benchmarks.decoding.texts import measure_texts
@@ -57,7 +65,7 @@ Outcome: TypeAlias = tuple[list[Measured], list[str]]
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", metavar="a|b|c|d|e", choices=("a", "b", "c", "d", "e"), help="the benchmark; see above")
+    parser.add_argument("kind", metavar="a|b|c|d|e|f", choices=tuple("abcdef"), help="the benchmark; see above")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each workload; the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -67,13 +75,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--ctranslate2", metavar="PYTHON", help="Python of one with ctranslate2, torch and transformers"
     )
     parser.add_argument("--fairseq", metavar="PYTHON", help="b: Python of an environment with fairseq")
-    parser.add_argument("--against", metavar="COMMIT", help="a, b, d, e: also measure seqgen at this commit")
+    parser.add_argument("--against", metavar="COMMIT", help="a, b, d, e, f: also measure seqgen at this commit")
     parser.add_argument("--t5", metavar="PATH", help="c: a run or a Hugging Face folder")
     parser.add_argument("--prefix", default="", help="c: text that the T5 expects before each line")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a, b, d, e: a few of the workloads, in a few minutes")
-    size.add_argument("--tiny", action="store_true", help="a, b, d, e: small models, to test the benchmark itself")
-    parser.add_argument("--inside", action="store_true", help="a, b, d, e: seqgen runs in this process, for profilers")
+    size.add_argument("--quick", action="store_true", help="a, b, d, e, f: a few of the workloads, in a few minutes")
+    size.add_argument("--tiny", action="store_true", help="a, b, d, e, f: small models, to test the benchmark itself")
+    parser.add_argument("--inside", action="store_true", help="not c: seqgen runs in this process, for profilers")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--plot", type=Path, help="folder to write plots to; needs matplotlib")
     options = parser.parse_args(argv)
@@ -86,6 +94,7 @@ def problem_of(options: argparse.Namespace) -> str | None:
     """What is wrong with the options as a sentence; ``None`` if nothing is."""
     without = ["t5", "prefix"] if options.kind != "c" else ["quick", "tiny", "inside", "against", "plot"]
     without += ["huggingface", "ctranslate2"] if options.kind == "b" else ["fairseq"]
+    without += ["ctranslate2"] if options.kind == "f" else []
     if unused := [name for name in without if getattr(options, name)]:
         return f"benchmark {options.kind} does not use --{unused[0].replace('_', '-')}; leave it out"
     if options.formats[0] != "float32" or options.rounds < 1:
@@ -211,6 +220,18 @@ def measure_e(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
             yield found
 
 
+def measure_f(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
+    """Measure a language model."""
+    name = "qwen_tiny" if options.tiny else "qwen_0.5b"
+    vocabulary = save_random_llama(name, folder / name)
+    sizes = [(1, 1, 1), (8, 8, 4)] if options.quick else [(2, 1, 1), (2, 1, 4), (8, 8, 4)]
+    source, length = (6, 5) if options.tiny else (128, 32)
+    workloads = [Workload(name, *size, source, length, "huggingface", 2) for size in sizes]
+    with Workers(options) as workers:
+        toolkits = [*workers.seqgen([str(folder / name)]), *workers.others(folder / name)]
+        yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
+
+
 def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     """Beams, source lengths and output lengths, short ones first; the transformer has at most 1,024 positions."""
     if options.quick:
@@ -222,7 +243,7 @@ def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     return workloads + [(5, width, length) for width in lengths if width != source]
 
 
-MEASURES = {"a": measure_a, "b": measure_b, "d": measure_d, "e": measure_e}
+MEASURES = {"a": measure_a, "b": measure_b, "d": measure_d, "e": measure_e, "f": measure_f}
 
 
 def measure_workloads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.records import is_table
 from seqgen.data.tokenizers.base import SPACE
+from seqgen.modules.dtypes import dtype_to_load
 from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
 from seqgen.task import Task
 from seqgen.text.line_stages import stages_of
@@ -120,7 +121,8 @@ def load_with_notes(cfg: Any, device: torch.device, note: Callable[[str], None] 
     """Load the models of a command.
 
     Args:
-        cfg: its configuration, with ``path``, ``reading`` and the ``common`` group of commands that decode.
+        cfg: its configuration, with ``path``, ``reading``, ``generation`` and the ``common`` group of commands that
+            decode.
         device: where to put them.
         note: called with each note for the user.
 
@@ -128,7 +130,7 @@ def load_with_notes(cfg: Any, device: torch.device, note: Callable[[str], None] 
         UserError: one cannot be loaded.
     """
     with apply_switches({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        return load_models(cfg.path, device, cfg.reading, note=note)
+        return load_models(cfg.path, device, cfg.reading, dtype_to_load(getattr(cfg.generation, "dtype", "")), note)
 
 
 def prepare_decoding(

@@ -49,11 +49,19 @@ class ExportedModel:
         """
         if not lines:
             return []
-        info, sources = self.info, [self.source.encode_source(line) for line in lines]
+        info, begin = self.info, self.info["prompt_begin"]
+        if begin is None:
+            sources = [self.source.encode_source(line) for line in lines]
+        else:  # of a language model, whose first token is never padding
+            sources = [[*begin, *self.source.encode(line)] for line in lines]
         rows, width = len(sources), max(len(ids) for ids in sources)
         if width > (longest := info["max_source_length"]):
             raise ValueError(f"a line has {width} tokens, but the model reads at most {longest}; split the line")
-        src_tokens = np.array([ids + [info["source_pad"]] * (width - len(ids)) for ids in sources], dtype=np.int64)
+        src_tokens = np.full((rows, width), info["source_pad"], dtype=np.int64)
+        for row, ids in zip(src_tokens, sources, strict=True):
+            row[: len(ids)] = ids
+            if info["padding_side"] == "left":
+                row[:] = np.roll(row, width - len(ids))
         read = [output["name"] for output in info["encoder"]["outputs"]]
         feeds = dict(zip(read, self.encoder.run(None, {"src_tokens": src_tokens}), strict=True))
         for tensor in info["step"]["inputs"]:
@@ -65,7 +73,8 @@ class ExportedModel:
         while not done.all() and tokens.shape[1] <= min(max_len, info["max_target_length"] - 1):
             logits, *state = self.step.run(None, {"prev_output_tokens": tokens, **feeds})
             feeds.update(zip(info["state"], state, strict=True))
-            logits[:, info["pad"]] = -np.inf
+            if info["pad"] != info["eos"]:
+                logits[:, info["pad"]] = -np.inf
             chosen = np.where(done, info["eos"], logits.argmax(1))
             done |= chosen == info["eos"]
             tokens = np.concatenate([tokens, chosen[:, None]], axis=1)

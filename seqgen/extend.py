@@ -120,7 +120,7 @@ if TYPE_CHECKING:
         split_files)
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
     from seqgen.text.input_line import InputLine, MemberSource, split_alternatives, with_prefixes
-    from seqgen.text.languages import LanguageReader, encode_target
+    from seqgen.text.languages import LanguageReader, encode_source, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
     from seqgen.text.members import ModelInMemory, TextModel
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
@@ -170,7 +170,7 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 __all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "Details", "InputLine", "LanguageReader", "LineOrder", "LineStage"]
 __all__ += ["Matrix", "ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
-__all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_target", "expected_utilities"]
+__all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_source", "encode_target", "expected_utilities"]
 __all__ += ["register_feature", "register_line_stage", "register_metric", "register_output_format"]
 __all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
 # Models

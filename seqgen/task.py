@@ -387,6 +387,12 @@ class PromptTask(Task):
 
     reads_empty_lines = True
 
+    @property
+    def begin(self) -> list[int]:
+        """What precedes every line in training: what the tokenizer adds before a prompt, or else end-of-sentence."""
+        before, after = self.source_tokenizer.source_tokens()
+        return [*before] if before and not after else [self.source_dictionary.eos()]
+
     def encode_source(self, text: str) -> Tensor:
         """Turn a prompt into ids.
 
@@ -394,14 +400,14 @@ class PromptTask(Task):
             text: one line, which may be empty.
 
         Returns:
-            ``(1 + P,)`` int64: end-of-sentence, which precedes every line in training, and the tokens of the prompt.
+            ``(P,)`` int64: ``begin`` and the tokens of the prompt.
         """
-        return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
+        return torch.tensor([*self.begin, *self.source_tokenizer.encode(text)])
 
     def encode_target(self, text: str) -> Tensor:
         """Turn a line into ids, as in training."""
         return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
 
     def prompt(self, src_tokens: Tensor) -> Tensor:
-        """The prompt's tokens, without end-of-sentence."""
-        return src_tokens[1:]
+        """The prompt's tokens, without ``begin``."""
+        return src_tokens[len(self.begin) :]

@@ -39,7 +39,7 @@ class LanguageModelingConfig(RawTextConfig):
 class LanguageModelingTask(PromptTask, RawTextTask):
     """Training a decoder-only model on raw text, and decoding with it from prompts.
 
-    A prompt is the source of a sentence: end-of-sentence, which begins every line, and the tokens of the input line.
+    A prompt is the source of a sentence: what precedes every line in training, and the tokens of the input line.
     """
 
     cfg: LanguageModelingConfig
@@ -53,8 +53,8 @@ class LanguageModelingTask(PromptTask, RawTextTask):
         """Read a split and encode it, once; see ``Task.load_dataset``."""
         cfg, encoder = self.cfg, TokenEncoder(self.target_tokenizer)
         store = build_store(self.cache, f"{split}.text", split_files(cfg, split), encoder, workers=cfg.workers)
-        eos = self.target_dictionary.eos()
-        return BlockDataset(store, eos, cfg.sample_break_mode, cfg.tokens_per_sample, split)
+        eos, begin = self.target_dictionary.eos(), self.begin[-1]
+        return BlockDataset(store, eos, begin, cfg.sample_break_mode, cfg.tokens_per_sample, split)
 
     def source_lines(self, split: str) -> Iterator[str]:
         """Refuse: a language model continues prompts, and a split has none.

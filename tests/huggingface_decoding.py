@@ -96,7 +96,9 @@ def original(model: Any, sources: Sequence[Sequence[int]], ends: Sequence[int] =
     return hypotheses_of(model, out, values["num_return_sequences"], ends, 1)
 
 
-def hypotheses_of(model: Any, out: Any, count: int, ends: Sequence[int], start: int) -> list[list[Pair]]:
+def hypotheses_of(
+    model: Any, out: Any, count: int, ends: Sequence[int], start: int, length_penalty: float = 1.0
+) -> list[list[Pair]]:
     """What ``generate`` returned.
 
     Args:
@@ -105,6 +107,7 @@ def hypotheses_of(model: Any, out: Any, count: int, ends: Sequence[int], start: 
         count: hypotheses of each source.
         ends: ids that end an output.
         start: tokens before the output.
+        length_penalty: with which a beam search would score; transformers gives greedy search and samples no score.
 
     Returns:
         For each source its hypotheses, as tokens up to the first that ends an output, with their scores.
@@ -116,7 +119,7 @@ def hypotheses_of(model: Any, out: Any, count: int, ends: Sequence[int], start: 
         scores = out.sequences_scores.tolist()
     elif "scores" in out:
         steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-        scores = [float(row[:stop].mean()) for row, stop in zip(steps, stops, strict=True)]
+        scores = [float(row[:stop].sum()) / stop**length_penalty for row, stop in zip(steps, stops, strict=True)]
     else:
         scores = [math.nan] * len(rows)
     found = list(zip(rows, scores, strict=True))

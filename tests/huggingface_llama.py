@@ -9,13 +9,15 @@ import torch
 from tests.huggingface_original import make_original
 
 VOCAB = 33
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     **{"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 48},
     **{"pad_token_id": None, "bos_token_id": 3, "eos_token_id": 2},
 }
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+_LOCAL = {"rope_theta": 80.0, "rope_local_base_freq": 7.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -33,6 +35,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_sliding": {"model_type": "qwen2", **_SLIDING},
     "qwen3": {"model_type": "qwen3", "head_dim": 8},
     "qwen3_sliding": {"model_type": "qwen3", "head_dim": 6, "attention_bias": True, **_SLIDING},
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+    "smollm3_sliding": {
+        **{"model_type": "smollm3", "no_rope_layers": [0, 1, 0], "attention_bias": True, **_SLIDING},
+        **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "rope_theta": 50.0},
+    },
+    "gemma2": {"model_type": "gemma2", "head_dim": 6, "sliding_window": 3, **_CAPS, "query_pre_attn_scalar": 2},
+    "gemma2_uncapped": {
+        **{"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 8},
+        **{"attention_bias": True, "hidden_activation": "silu"},
+    },
+    "gemma3_text": {"model_type": "gemma3_text", "head_dim": 6, "sliding_window": 3, **_LOCAL},
+    "gemma3_text_all": {
+        **{"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 2, "attention_bias": True},
+        **{"tie_word_embeddings": False, "query_pre_attn_scalar": 30, "final_logit_softcapping": 3.0},
+    },
 }
 """What a variant's ``config.json`` says, besides its shape."""
 
@@ -48,12 +65,13 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
         dtype: dtype of the weights.
         changes: further values of its configuration.
     """
-    values = {**_SHAPE, **VARIANTS[variant], **changes}
-    attention = "sdpa" if dtype == torch.float64 else "eager"  # which casts masks to float32, where they are infinite
-    model = make_original("CausalLM", values, seed, attn_implementation=attention)
+    values = {**SHAPE, **VARIANTS[variant], **changes}
+    model = make_original("CausalLM", values, seed, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    rotary, model = model.model.rotary_emb.inv_freq, model.to(dtype).eval()
-    model.model.rotary_emb.inv_freq = rotary  # in float32, as after reading a folder
+    kept = {name: rotary.inv_freq for name, rotary in model.model.named_children() if "rotary" in name}
+    model = model.to(dtype).eval()
+    for name, frequencies in kept.items():  # in float32, as after reading a folder
+        getattr(model.model, name).inv_freq = frequencies
     return model

@@ -64,6 +64,8 @@ def without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     cast = torch.Tensor.float
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else cast(x))
+    functional, plain = torch.nn.functional, torch.nn.functional.softmax
+    monkeypatch.setattr(functional, "softmax", lambda x, dim=-1, dtype=None: plain(x, dim, dtype=x.dtype))
 
     def normalize(norm: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)

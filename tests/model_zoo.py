@@ -81,12 +81,13 @@ _NARROW_LLAMA = {
     **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 6, "dropout": 0.0},
     **{"max_position_embeddings": 64},
 }
+_MIXED = ["full_attention", "sliding_attention"]
 
 _TWO_LAYERS: dict[str, Any] = {"encoder_layers": "[(12, 3)]", "decoder_layers": "[(12, 3)] * 2"}
 _LAYERDROP = {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2}
 _PAPER: dict[str, Any] = {"sinusoids": "paper", "position_offset": 0}
 _WIDER: dict[str, Any] = {
-    **{"decoder_key_value_heads": 4, "decoder_layer_types": ["full_attention", "sliding_attention"]},
+    **{"decoder_key_value_heads": 4, "decoder_layer_types": _MIXED},
     **{"attention_bias": True, "tie_word_embeddings": False},
 }
 
@@ -100,6 +101,7 @@ _SMALL_PRESETS: dict[str, dict[str, Any]] = {
     "transformer_tiny": {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in _SMALL.items()},
     "t5_tiny": {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 3},
     "transformer_lm_tiny": {**_NARROW_DECODER, "decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48},
+    "llama_tiny": _NARROW_LLAMA,
 }
 """Sizes with which random models decode fast, and end outputs at different steps."""
 
@@ -183,11 +185,18 @@ _BUILDERS = {
         **{**_NARROW_DECODER, "decoder_learned_pos": True, "positions_from_zero": True, "no_scale_embedding": True},
         **{"activation_fn": "gelu_accurate", "layernorm_embedding": True},
     ),
-    "llama_tiny": registered("llama_tiny", **_NARROW_LLAMA),
+    "llama_tiny": registered("llama_tiny", tie_word_embeddings=False),
     "llama_sliding": registered(
         "llama_tiny",
-        **{**_NARROW_LLAMA, "sliding_window": 3, "first_sliding_layer": 1, "qk_norm": True, "attention_bias": True},
+        **{"sliding_window": 3, "layer_types": _MIXED, "qk_norm": True, "attention_bias": True},
         **{"tie_word_embeddings": False, "rope_original_positions": 8, "rope_factor": 4.0, "mlp_bias": True},
+    ),
+    "llama_gemma": registered(
+        "llama_tiny",
+        **{"num_hidden_layers": 3, "sliding_window": 3, "layer_types": [*_MIXED, "full_attention"]},
+        **{"no_rope_layers": [0, 1, 1], "rope_local_base_freq": 5.0, "rope_factor": 8.0, "query_pre_attn_scalar": 2},
+        **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "post_norm": True, "scale_embedding": True},
+        **{"zero_centered_norm": True, "activation_fn": "gelu_accurate"},
     ),
 }
 ZOO = {

@@ -15,6 +15,7 @@ from tokenizers import ByteLevelBPETokenizer
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.llama import LlamaConfig, LlamaModel
 from seqgen.models.t5 import T5Config, T5Model
 from tests.tokenizer_texts import TEXT
 
@@ -115,19 +116,22 @@ def write_folder(folder: Path, name: str, config: dict[str, Any] | None = None, 
     return folder
 
 
-def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -> Path:
+def write_model(folder: Path, name: str, config: dict[str, Any] | None = None, decoder_only: bool = False) -> Path:
     """Write the folder of a small random T5 with the tokenizer of another model, without transformers.
 
     Args:
         folder: where to; it must not exist.
         name: the tokenizer's class.
         config: see ``write_folder``.
+        decoder_only: whether it is a Llama instead.
     """
     tokenizer = load_pretrained_tokenizer(write_folder(folder.with_name(f"{folder.name}-tokenizer"), name, config))
     words = tokenizer.dictionary
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     torch.manual_seed(1)
-    config = T5Config(vocab_size=len(words), decoder_start_token_id=words.eos(), **sizes)
-    generation = GenerationConfig(semantics="huggingface", beam=2, max_len=8)
-    save_pretrained(T5Model(config, padding_idx=words.pad()), folder, tokenizer, generation)
+    t5 = T5Config(vocab_size=len(words), decoder_start_token_id=words.eos(), **sizes)
+    llama = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model = LlamaModel(llama, len(words)) if decoder_only else T5Model(t5, padding_idx=words.pad())
+    generation = GenerationConfig(semantics="huggingface", beam=2 - decoder_only, max_len=8)
+    save_pretrained(model, folder, tokenizer, generation)
     return folder

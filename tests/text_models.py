@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.registry import MODELS
+from seqgen.task import PromptTask
 from seqgen.text.members import ModelInMemory
-from tests.model_zoo import small_config
+from tests.model_zoo import LANGUAGE_MODELS, small_config
 from tests.scripted_model import dictionary
 
 WORDS = 19
@@ -23,6 +26,11 @@ def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None)
     """A task over the words ``w0``, ``w1``, ..."""
     tokenizer = tokenizer or WhitespaceTokenizer(words or dictionary(WORDS))
     return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
+
+
+def task_for(name: str, tokenizer: Tokenizer) -> Any:
+    """The task of a model: a language model reads prompts."""
+    return PromptTask(None, tokenizer, tokenizer) if name.startswith(LANGUAGE_MODELS) else task_of(tokenizer)
 
 
 def text_model(
@@ -36,3 +44,16 @@ def text_model(
         for parameter in model.parameters():
             parameter.mul_(sharpness)
     return ModelInMemory(task, model)
+
+
+def next_scores(model: ModelInMemory, text: str, longest: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
+    """The log-probabilities ``(V,)`` of the token after up to ``longest`` tokens, by one pass over all outputs."""
+    source, size = model.task.encode_source(text), len(model.task.target_dictionary)
+    start = torch.tensor([model.model.start_token(model.task.target_dictionary.eos())])
+    outputs = torch.cartesian_prod(start, *[torch.arange(size)] * longest)
+    with torch.no_grad():
+        logits = model.model(
+            source.expand(len(outputs), -1), torch.tensor([len(source)]).expand(len(outputs)), outputs
+        ).logits
+    lprobs = logits.log_softmax(-1).view(*[size] * longest, longest + 1, size)
+    return lambda tokens: lprobs[(*tokens, *[0] * (longest - len(tokens)), len(tokens))]

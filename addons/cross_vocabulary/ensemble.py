@@ -46,7 +46,8 @@ class CrossVocabulary:
     @cached_property
     def texts(self) -> MemberTexts:
         """The texts of the tokens of all members."""
-        return MemberTexts([member.task.target_tokenizer for member in self.members])
+        ends = [_tokens_of(member, "end_symbols") for member in self.members]
+        return MemberTexts([member.task.target_tokenizer for member in self.members], ends)
 
     def check(self, **wanted: bool) -> None:
         """Refuse what is not computed for such members.
@@ -75,7 +76,7 @@ class CrossVocabulary:
         resolved = resolve(settings.over("vocabularies", {"semantics": "fairseq"}), kept)
         cfg = resolved.generation
         _check(cfg, resolved.objects)
-        first_tokens = [_forced_first(member) for member in self.members]
+        first_tokens = [next(iter(_tokens_of(member, "forced_first")), None) for member in self.members]
         search = AgreementSearch(self.texts, first_tokens, cfg.min_len, cfg.max_len)
         unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
         untold = [
@@ -88,10 +89,11 @@ class CrossVocabulary:
         return replace(resolved, settings=settings, objects={**resolved.objects, "search": search}, notes=notes)
 
 
-def _forced_first(model: TextModel) -> int | None:
-    """The id of the token that a model's settings force at the beginning of outputs; ``None`` if there is none."""
-    token = str(model.generation.get("forced_first") or "")
-    return Resources(model.task.target_dictionary).token(token) if token else None
+def _tokens_of(model: TextModel, key: str) -> list[int]:
+    """The ids of the token or the tokens that a key of a model's settings names, without end-of-sentence."""
+    named = model.generation.get(key) or ()
+    ids = Resources(model.task.target_dictionary).tokens([named] if isinstance(named, str) else named)
+    return [index for index in dict.fromkeys(ids) if index != model.task.target_dictionary.eos()]
 
 
 def _check(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
@@ -135,6 +137,6 @@ def _supported(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, A
     ignored = [
         key
         for key, value in of_models[0].items()
-        if key not in {*KEYS, "forced_first"} and value not in (defaults[key], "fairseq", "beam")
+        if key not in {*KEYS, "forced_first", "end_symbols"} and value not in (defaults[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ class AgreementMember(PlannedMember):
         spec: the model and its role.
         source: the sentences as this model reads them.
         setup: how to decode.
-        eos: the model's end-of-sentence.
+        ends: the tokens that end an output, end-of-sentence first.
         max_len: maximum number of tokens of an output; 0 for the limit of the model.
 
     Attributes:
@@ -42,9 +43,9 @@ class AgreementMember(PlannedMember):
         last_steps: ``(sentences,)`` int64, the number of tokens after which only end-of-sentence is generated.
     """
 
-    def __init__(self, spec: MemberSpec, source: Source, setup: DecodingSetup, eos: int, max_len: int):
+    def __init__(self, spec: MemberSpec, source: Source, setup: DecodingSetup, ends: Sequence[int], max_len: int):
         super().__init__(spec.model, source, setup.beam_size, None, setup.fast)
-        self.eos = eos
+        self.ends, eos = list(ends), ends[0]
         self.temperature = setup.temperature
         decoder = spec.model.decoder
         if not (isinstance(decoder, IncrementalDecoder) and decoder.can_roll_back):
@@ -104,9 +105,9 @@ class AgreementMember(PlannedMember):
     def _limited(self, lprobs: Tensor, min_len: int) -> Tensor:
         """Forbid end-of-sentence before ``min_len`` tokens, and all other tokens at the maximum length."""
         full = self.lengths >= self.last_steps.repeat_interleave(self.beam_size)
-        ends = lprobs[:, self.eos].masked_fill((self.lengths < min_len) & ~full, -torch.inf)
+        ends = lprobs[:, self.ends].masked_fill(((self.lengths < min_len) & ~full).unsqueeze(1), -torch.inf)
         lprobs = lprobs.masked_fill(full.unsqueeze(1), -torch.inf)
-        lprobs[:, self.eos] = ends
+        lprobs[:, self.ends] = ends
         return lprobs
 
     def reorder_beams(self, parents: Tensor) -> None:
@@ -140,7 +141,7 @@ class AgreementMember(PlannedMember):
         steps = tokens >= 0
         rows, places = steps.nonzero().squeeze(1), self.lengths[steps]
         if len(rows) and int(places.max()) == self.lprobs.size(1):
-            self.tokens = torch.nn.functional.pad(self.tokens, (0, 1), value=self.eos)
+            self.tokens = torch.nn.functional.pad(self.tokens, (0, 1), value=self.ends[0])
             self.lprobs = torch.nn.functional.pad(self.lprobs, (0, 1))
         self.tokens[rows, places + 1] = tokens[steps]
         self.lprobs[rows, places] = lprobs[steps]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.addons.cross_vocabulary.member import AgreementMember
 from seqgen.addons.cross_vocabulary.vocabulary_trie import END, MemberTexts, PendingText
-from seqgen.extend import ConfigError, DecodingError, DecodingRequest, DecodingSetup, Hypothesis, Search
+from seqgen.extend import ConfigError, DecodingError, DecodingRequest, DecodingSetup, Hypothesis, Search, Source
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,29 @@ class AgreementSession:
         weights = setup.ensemble.combination.attention_weights(len(sources))
         self.weights = [weight / sum(weights) for weight in weights]
         self.members = [
-            AgreementMember(spec, source, setup, eos, self.search.max_len)
-            for spec, source, eos in zip(setup.ensemble.members, sources, self.search.texts.ends, strict=True)
+            AgreementMember(spec, source, setup, ends, self.search.max_len)
+            for spec, source, ends in zip(setup.ensemble.members, sources, self.search.texts.ends, strict=True)
         ]
         count = request.sample.num_sentences
         self.live = list(range(count))
-        first = _after_common(self.search.texts.first)
-        self.beams: list[list[PendingText | None]] = [[first, *[None] * (self.beam - 1)] for _ in range(count)]
+        nothing = [None] * (self.beam - 1)
+        self.beams: list[list[PendingText | None]] = [
+            [_after_common(first), *nothing] for first in zip(*self.first_texts(sources), strict=True)
+        ]
         """The pending texts of each live sentence and beam; ``None`` for a beam that does not exist."""
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         for member, token in zip(self.members, self.search.first_tokens, strict=True):
             if token is not None:
                 member.force(token)
+
+    def first_texts(self, sources: Sequence[Source]) -> Iterator[list[str]]:
+        """For each member, the text before its first token in each sentence; see ``MemberTexts``."""
+        texts = self.search.texts
+        for number, (member, source) in enumerate(zip(self.members, sources, strict=True)):
+            if member.model.continues_source:  # prompts are padded on the left
+                yield [texts.after_prompt(number, token) for token in source.src_tokens[:, -1].tolist()]
+            else:
+                yield [texts.first[number]] * len(source.src_tokens)
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done.
@@ -292,13 +303,12 @@ def _after_common(texts: Sequence[str]) -> PendingText:
 
 
 def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
-    """Refuse prefixes and prompts, whose tokens are those of one vocabulary, and observers of its candidates.
+    """Refuse prefixes, whose tokens are those of one vocabulary, and observers of its candidates.
 
     Raises:
         ConfigError: names what cannot be used.
     """
-    prompts = any(spec.model.continues_source and spec.source != "empty" for spec in setup.ensemble.members)
-    given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None, "prompts": prompts}
+    given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None}
     given |= {type(observer).__name__: True for observer in setup.observers}
     for what, is_given in given.items():
         if is_given:

@@ -33,17 +33,19 @@ lines, 32 tokens for 98.
 """
 
 
-def token_texts(tokenizer: Tokenizer) -> list[str]:
+def token_texts(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> list[str]:
     """The text of each id of a vocabulary: ``END`` for end-of-sentence, empty for tokens that are not generated.
 
     Args:
         tokenizer: a tokenizer that implements ``token_bytes``.
+        ends: further tokens that end an output.
 
     Raises:
         ConfigError: the tokenizer does not implement it.
     """
     texts = ["" if content is None else content.decode("latin-1") for content in tokenizer.token_bytes()]
-    texts[tokenizer.dictionary.eos()] = END
+    for index in (tokenizer.dictionary.eos(), *ends):
+        texts[index] = END
     return texts
 
 
@@ -291,18 +293,34 @@ class MemberTexts:
 
     Args:
         tokenizers: the target tokenizer of each member.
+        ends: for each member the tokens that end its outputs besides end-of-sentence; ``None`` if there are none.
 
     Attributes:
         trie: the texts of all members' tokens.
-        first: for each member the text before its first token.
-        ends: for each member the id of end-of-sentence.
+        first: for each member the text before its first token, see ``first_text``.
+        ends: for each member the ids that end its outputs, that of end-of-sentence first.
 
     Raises:
         ConfigError: a tokenizer does not return the bytes of its tokens.
     """
 
-    def __init__(self, tokenizers: Sequence[Tokenizer]):
-        texts = [token_texts(tokenizer) for tokenizer in tokenizers]
+    def __init__(self, tokenizers: Sequence[Tokenizer], ends: Sequence[Sequence[int]] | None = None):
+        pairs = list(zip(tokenizers, ends or [()] * len(tokenizers), strict=True))
+        texts = [token_texts(*pair) for pair in pairs]
         self.trie = VocabularyTrie(texts)
         self.first = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
-        self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
+        self.ends = [[tokenizer.dictionary.eos(), *own] for tokenizer, own in pairs]
+
+    def after_prompt(self, number: int, token: int) -> str:
+        """The text that an output has before its first token if it continues a prompt.
+
+        Every output begins with one space. It is empty if the member still has to generate this space, and a space if
+        the prompt ends with white space.
+
+        Args:
+            number: the member.
+            token: the last token of the prompt. One without text, such as the one before an empty prompt, or that of
+                a template, is the beginning of a text.
+        """
+        text = self.trie.members[number].texts[token]
+        return self.first[number] if text in ("", END) else " " * text.endswith((" ", "\n", "\t"))

@@ -1,4 +1,4 @@
-"""An encoder-decoder model as two graphs in ONNX, the encoder and one step of the decoder, in a folder.
+"""A model as two graphs in ONNX in a folder: the encoder (of a language model the prompt), and one step of the decoder.
 
 The step takes and returns the decoding state as named tensors::
 
@@ -38,6 +38,7 @@ from seqgen.extend import (
     LoadedModel,
     MergedAttention,
     MultiheadAttention,
+    QueryPositions,
     StateDict,
     StatefulModule,
     StaticCache,
@@ -85,7 +86,7 @@ class FlatState:
     """Converts the decoding state of a decoder to named tensors and back.
 
     Args:
-        decoder: the decoder; the modules in it that have a state are attention.
+        model: the model; the modules of its decoder that have a state are attention.
 
     Attributes:
         tensors: the tensors of the state before a step; in the state before the first step, they are zero, with no
@@ -96,8 +97,11 @@ class FlatState:
         ConfigError: another module of the decoder has a state.
     """
 
-    def __init__(self, decoder: IncrementalDecoder):
+    def __init__(self, model: EncoderDecoderModel):
+        if not isinstance(decoder := model.decoder, IncrementalDecoder):
+            raise ConfigError(f"{type(model).__name__} cannot be exported: only models with an incremental decoder can")
         self.decoder = decoder
+        counters = (decoder, decoder.position_counter, getattr(decoder, "column_counter", None))
         self.tensors: list[NamedTensor] = []
         self.cross_attentions: dict[str, MultiheadAttention] = {}
         self._self_attentions: dict[str, MultiheadAttention] = {}
@@ -110,12 +114,12 @@ class FlatState:
                 shape = (ROWS, module.kv_heads, SEEN, module.head_dim)
                 dtype = module.in_proj.weight.dtype
                 self.tensors += [NamedTensor(f"{name}.{kind}", shape, dtype) for kind in (KEYS, VALUES)]
-            elif isinstance(module, StatefulModule) and module not in (decoder, decoder.position_counter):
+            elif isinstance(module, StatefulModule) and module not in counters:
                 raise ConfigError(
                     f"the decoding state of {type(decoder).__name__} contains that of a {type(module).__name__} "
                     f"({name}), which cannot be exported; models with MultiheadAttention can"
                 )
-        if not self.cross_attentions:
+        if not self.cross_attentions and not model.continues_source:
             raise ConfigError(
                 f"{type(decoder).__name__} cannot be exported, as it does not read the source by MultiheadAttention"
             )
@@ -152,7 +156,8 @@ class FlatState:
         return found
 
 
-MASK = "encoder_padding_mask"
+MASK, LAST, PROMPT = "encoder_padding_mask", "last_token", "prompt."
+"""Names of a source's tensors; ``PROMPT`` is the prefix of the keys and values of a language model's prompt."""
 NEXT = "next."
 """The prefix of the names of the new state: ``next.layers.0.self_attn.keys``."""
 
@@ -192,7 +197,7 @@ class EncoderGraph(nn.Module):
         super().__init__()
         self.encoder = model.encoder
         self.pad = pad
-        attentions = _flat_state(model).cross_attentions
+        attentions = FlatState(model).cross_attentions
         self.names = list(attentions)
         self.attentions = nn.ModuleList(attentions.values())
 
@@ -227,7 +232,7 @@ class StepGraph(nn.Module):
         # not find its state.
         self.decoder = model.decoder
         self.adjust = model.adjust_logits_during_generation
-        self.flat = _flat_state(model)
+        self.flat = FlatState(model)
 
     def forward(
         self, prev_output_tokens: Tensor, source: dict[str, Tensor], state: dict[str, Tensor]
@@ -256,26 +261,83 @@ class StepGraph(nn.Module):
         return self.adjust(logits[:, -1], seen), self.flat.read(incremental_state)
 
 
+class PromptGraph(nn.Module):
+    """Computes the keys and values of prompts of a language model, without the last token, which the first step reads.
+
+    Column ``i`` is that of token ``i - 1``, and column 0 is hidden.
+
+    Args:
+        model: the model.
+        pad: id of padding in the vocabulary.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, pad: int):
+        super().__init__()
+        self.decoder, self.pad, self.flat = model.decoder, pad, FlatState(model)
+
+    def forward(self, src_tokens: Tensor) -> dict[str, Tensor]:
+        """Compute.
+
+        Args:
+            src_tokens: ``(N, P)`` int64 ids, padded on the left.
+
+        Returns:
+            By name, which columns are hidden ``(N, P)``, the last tokens ``(N, 1)``, and keys and values ``(N, H, P,
+            D)``.
+        """
+        rows, width = src_tokens.shape
+        # the last token is never padding: it may be an end-of-sentence with the same id
+        padding = (src_tokens.ne(self.pad).cumsum(1) == 0).sum(1).clamp(max=width - 1)
+        sizes = [(t, (rows, t.shape[1], 0, t.shape[3])) for t in self.flat.tensors]
+        empty = {t.name: src_tokens.new_zeros(size, dtype=t.dtype) for t, size in sizes}  # type: ignore[arg-type]
+        state = self.flat.build(0, empty, {})
+        queries = QueryPositions(0, width, src_tokens.device, True, padding + 1)
+        columns = torch.arange(width, device=src_tokens.device)
+        self.decoder.transform(src_tokens[:, (columns - 1).clamp(min=0)], queries, state)  # type: ignore[operator]
+        found = {PROMPT + name: tensor for name, tensor in self.flat.read(state).items()}
+        return {MASK: columns <= padding.unsqueeze(1), LAST: src_tokens[:, -1:], **found}
+
+
+class ContinuationGraph(StepGraph):
+    """A step of a language model, whose source is the output of ``PromptGraph``."""
+
+    def forward(
+        self, prev_output_tokens: Tensor, source: dict[str, Tensor], state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute one step; see ``StepGraph``. The end of the prompt takes the place of the start token."""
+        seen, width = prev_output_tokens.size(1) - 1, source[MASK].size(1)
+        whole = {name: torch.cat([source[PROMPT + name], tensor], dim=2) for name, tensor in state.items()}
+        incremental_state = self.flat.build(seen, whole, {})
+        device = prev_output_tokens.device
+        is_first = torch.arange(seen + 1, device=device)[-1:] == 0
+        tokens = torch.where(is_first, source[LAST], prev_output_tokens[:, -1:])
+        queries = QueryPositions(width + seen, 1, device, True, source[MASK].sum(1))
+        features = self.decoder.transform(tokens, queries, incremental_state)  # type: ignore[operator]
+        new = {name: tensor[:, :, width:] for name, tensor in self.flat.read(incremental_state).items()}
+        return self.adjust(self.decoder.output_layer(features)[:, -1], seen), new
+
+
 def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
-    """Export a model's encoder and one step of its decoder.
+    """Export a model's encoder, or for a language model its pass over prompts, and one step of its decoder.
 
     Args:
         model: the model, in evaluation mode.
         pad: id of padding in the source vocabulary.
 
     Returns:
-        The graphs of ``EncoderGraph`` and of ``StepGraph``.
+        The graphs of ``EncoderGraph`` and of ``StepGraph``; of a language model ``PromptGraph`` and
+        ``ContinuationGraph``.
 
     Raises:
         ConfigError: the model cannot be exported.
     """
     dims = _dims(model)
     with torch.no_grad(), INPUT_CHOICES.off(), PREPACKED_WEIGHTS.off():
-        encoder = EncoderGraph(model, pad)
+        encoder = (PromptGraph if model.continues_source else EncoderGraph)(model, pad)
         src_tokens = NamedTensor("src_tokens", (ROWS, SOURCE), torch.int64)
         source = [_of_source(name, tensor) for name, tensor in encoder(_example(src_tokens)).items()]
         encoder_program = _export(encoder, dims, src_tokens)
-        step = StepGraph(model)
+        step = (ContinuationGraph if model.continues_source else StepGraph)(model)
         tokens = NamedTensor("prev_output_tokens", (ROWS, _AFTER), torch.int64)
         state = step.flat.tensors
         step_program = _export(step, dims, tokens, source, state)
@@ -287,14 +349,6 @@ def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
     ]
     of_step = Graph(step_program, [tokens, *source, *state], [logits, *new_state])
     return Graph(encoder_program, [src_tokens], source), of_step
-
-
-def _flat_state(model: EncoderDecoderModel) -> FlatState:
-    if model.continues_source or not isinstance(model.decoder, IncrementalDecoder):
-        raise ConfigError(
-            f"{type(model).__name__} cannot be exported: only encoder-decoder models with an incremental decoder can"
-        )
-    return FlatState(model.decoder)
 
 
 def _dims(model: EncoderDecoderModel) -> dict[str, Any]:
@@ -345,7 +399,7 @@ class Sentences:
     """Random sentences: sources of unequal length, and the targets that are given to the decoder.
 
     Attributes:
-        src_tokens: ``(N, S)`` int64, padded on the right.
+        src_tokens: ``(N, S)`` int64, padded.
         src_lengths: ``(N,)`` int64.
         prev_output_tokens: ``(N, T)`` int64.
     """
@@ -355,7 +409,9 @@ class Sentences:
     prev_output_tokens: Tensor
 
     @classmethod
-    def random(cls, lengths: Sequence[int], steps: int, *, pad: int, source_size: int, target_size: int) -> Sentences:
+    def random(
+        cls, lengths: Sequence[int], steps: int, *, pad: int, source_size: int, target_size: int, left: bool = False
+    ) -> Sentences:
         """Draw sentences; the same arguments give the same sentences.
 
         Args:
@@ -364,13 +420,15 @@ class Sentences:
             pad: id of padding in the source vocabulary.
             source_size: size of the source vocabulary.
             target_size: size of the target vocabulary.
+            left: whether sources are padded on the left.
         """
         generator = torch.Generator().manual_seed(1)
         src_lengths = torch.tensor(lengths)
         words = torch.tensor([word for word in range(source_size) if word != pad])
         shape = len(lengths), max(lengths)
         src_tokens = words[torch.randint(len(words), shape, generator=generator)]
-        src_tokens[torch.arange(max(lengths)) >= src_lengths.unsqueeze(1)] = pad
+        padding = torch.arange(max(lengths)) >= src_lengths.unsqueeze(1)
+        src_tokens[padding.flip(1) if left else padding] = pad
         targets = torch.randint(target_size, (len(lengths), steps), generator=generator)
         return cls(src_tokens, src_lengths, targets)
 
@@ -503,7 +561,7 @@ def write_export(loaded: LoadedModel, folder: Path, opset: int) -> float:
     vocab = graphs["step"].outputs[0].shape[1]
     assert isinstance(vocab, int)
     sizes = {"source_size": len(task.source_dictionary), "target_size": min(vocab, len(task.target_dictionary))}
-    sentences = Sentences.random(_LENGTHS, _STEPS, pad=pad, **sizes)
+    sentences = Sentences.random(_LENGTHS, _STEPS, pad=pad, left=model.left_pad_source, **sizes)
     with new_folder(folder, exist_ok=False) as temporary:
         files = {name: temporary / f"{name}.onnx" for name in graphs}
         for name, graph in graphs.items():
@@ -524,7 +582,9 @@ def write_export(loaded: LoadedModel, folder: Path, opset: int) -> float:
 
 def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], opset: int) -> dict[str, Any]:
     model, task = loaded.model, loaded.task
-    words = task.target_dictionary
+    words, text = task.target_dictionary, "a"
+    source = task.encode_source(text).tolist()
+    begin = source[: len(source) - len(task.source_tokenizer.encode(text))] if model.continues_source else None
     source_max, target_max = model.max_positions()
     state = [tensor.name.removeprefix(NEXT) for tensor in graphs["step"].outputs[1:]]
     described = {
@@ -536,6 +596,7 @@ def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], opset: int) -> d
         "opset": opset,
         **described,
         "state": {name: f"{NEXT}{name}" for name in state},
+        "prompt_begin": begin,
         "source_pad": task.source_dictionary.pad(),
         "padding_side": "left" if model.left_pad_source else "right",
         "start": model.start_token(words.eos()),

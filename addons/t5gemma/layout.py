@@ -6,34 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqgen.addons.t5gemma.model import T5GemmaConfig, T5GemmaModel
-from seqgen.extend import (
-    CheckpointError,
-    ConfigError,
-    DecodingConfig,
-    DecodingTask,
-    Layout,
-    Piece,
-    Tokenizer,
-    shown,
-    stacked_pieces,
-)
+from seqgen.addons.t5gemma.model import SIDE_KEYS, T5GemmaConfig, T5GemmaModel
+from seqgen.extend import CheckpointError, ConfigError, DecodingConfig, DecodingTask, Layout, Piece, Tokenizer, shown
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
+from seqgen.models.huggingface.llama import attention_pieces, layer_pieces, read_rope, read_types
 
 SIDES = ("encoder", "decoder")
 OUTPUT, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
-
-_SIZES: tuple[tuple[str, str, int], ...] = (
-    ("hidden_size", "hidden_size", 2304),
-    ("intermediate_size", "intermediate_size", 9216),
-    ("num_hidden_layers", "layers", 26),
-    ("num_attention_heads", "attention_heads", 8),
-    ("num_key_value_heads", "key_value_heads", 4),
-    ("head_dim", "head_dim", 256),
-    ("query_pre_attn_scalar", "query_pre_attn_scalar", 256),
-    ("sliding_window", "sliding_window", 4096),
-)
-"""For each size of a side its name in the file, the name here without the side, and the default."""
 
 _SHARED: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -43,6 +22,12 @@ _SHARED: dict[str, Any] = {
     "vocab_size": 256000,
 }
 """Values that the file has for each side and seqgen for both, with their defaults."""
+
+NORMS = {
+    **{"pre_self_attn": "self_attn_layer_norm", "post_self_attn": "self_attn_post_norm"},
+    **{"pre_feedforward": "final_layer_norm", "post_feedforward": "final_post_norm"},
+}
+"""The normalizations of a layer by their names in the file."""
 
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 """Defaults of the special ids of the decoder."""
@@ -62,6 +47,10 @@ class T5GemmaArchitecture(Architecture):
     shared: Mapping[str, Any] = _SHARED
     """Values that the file has for each side and seqgen for both, with their defaults."""
 
+    read_rope = staticmethod(read_rope)
+    merges = False
+    """Whether the decoder has one attention to target and source."""
+
     final_bound, longest = 30.0, 8192
     """The defaults of the bound of the logits and of the number of positions."""
 
@@ -71,12 +60,15 @@ class T5GemmaArchitecture(Architecture):
         flat.check_kind(self.name, [*_OFF, *(f"{side}.{key}" for side in SIDES for key in _OFF)])
         values: dict[str, Any] = {"_name": self.name}
         for side in SIDES:
-            sizes = flat.read_table([(f"{side}.{key}", f"{side}_{local}", size) for key, local, size in _SIZES], 1)
-            values |= {**sizes, **self.positions(flat, side), **self.layer_types(flat, side)}
+            names = [(f"{side}.{key}", f"{side}_{local}") for key, local in SIDE_KEYS.items()]
+            sizes = flat.read_table([(key, local, getattr(T5GemmaConfig, local)) for key, local in names], 1)
+            values |= {**sizes, **self.positions(flat, side)}
+            types = read_types(flat, f"{side}.layer_types", values[f"{side}_layers"], self.period(flat, side))
+            values[f"{side}_layer_types"] = types
         shared = self._shared(flat)
         activation = flat.activation(shared.pop("hidden_activation"), "encoder.hidden_activation")
         values |= {**shared, "activation_fn": activation}
-        values["final_logit_softcapping"] = _bound(flat, "decoder.final_logit_softcapping", self.final_bound)
+        values["final_logit_softcapping"] = flat.bound("decoder.final_logit_softcapping", self.final_bound)
         values |= {key: flat.get(key, 0.0) for key in ("dropout_rate", "attention_dropout")}
         values["tie_word_embeddings"] = flat.get("tie_word_embeddings", True)
         values["decoder_start_token_id"] = flat.get("decoder_start_token_id", -1, minimum=-1)
@@ -107,23 +99,12 @@ class T5GemmaArchitecture(Architecture):
             CheckpointError: the positions are scaled, or a value is not a number.
         """
         theta = config.get(f"{side}.rope_theta", 10000.0)
-        return {f"{side}_rope_theta": read_rope(config, (f"{side}.rope_parameters",), theta)[0]}
+        found = self.read_rope(config, (f"{side}.rope_parameters",), theta, ("default",))
+        return {f"{side}_rope_theta": found["rope_theta"]}
 
-    def layer_types(self, config: JSONConfig, side: str) -> dict[str, list[str]]:
-        """The types of a side's layers; empty if they are missing.
-
-        Args:
-            config: the flattened file.
-            side: ``encoder`` or ``decoder``.
-
-        Raises:
-            CheckpointError: they are not a list of texts.
-        """
-        key = f"{side}.layer_types"
-        types = config.value(key, [])
-        if not isinstance(types, list) or not all(isinstance(given, str) for given in types):
-            raise config.wrong(key, types, "a list of types of layers")
-        return {f"{side}_layer_types": types}
+    def period(self, config: JSONConfig, side: str) -> int:
+        """Every so many layers of a side one is full, unless their types are listed; see ``positions``."""
+        return 2
 
     def _shared(self, config: JSONConfig) -> dict[str, Any]:
         """The values of ``shared``, which must be the same for both sides.
@@ -134,7 +115,7 @@ class T5GemmaArchitecture(Architecture):
         shared = {}
         for key, default in self.shared.items():
             first, second = (
-                _bound(config, f"{side}.{key}", default)
+                config.bound(f"{side}.{key}", default)
                 if key == "attn_logit_softcapping"
                 else config.get(f"{side}.{key}", default, minimum=1)
                 for side in SIDES
@@ -203,7 +184,7 @@ class T5GemmaArchitecture(Architecture):
             theta = getattr(cfg, f"{side}_rope_theta")
             sides[side] = {
                 "model_type": "t5_gemma_module",
-                **{foreign: getattr(cfg, f"{side}_{local}") for foreign, local, _ in _SIZES},
+                **{foreign: getattr(cfg, f"{side}_{local}") for foreign, local in SIDE_KEYS.items()},
                 **shared,
                 "layer_types": cfg.layer_types(side),
                 "max_position_embeddings": longest[side],
@@ -227,101 +208,26 @@ class T5GemmaArchitecture(Architecture):
             pieces[f"model.{side}.embed_tokens.weight"] = Piece(f"{side}.embed_tokens.weight")
             pieces[f"model.{side}.norm.weight"] = Piece(f"{side}.layer_norm.weight")
             for index in range(getattr(cfg, f"{side}_layers")):
-                pieces |= _layer(cfg, side, index) | self.attention(cfg, side, index)
+                pieces |= self.layer(cfg, side, f"model.{side}.layers.{index}", f"{side}.layers.{index}")
         if cfg.tie_word_embeddings:
             return Layout(pieces, tied={OUTPUT: _EMBEDDING})
         return Layout({**pieces, OUTPUT: Piece("decoder.output_projection.weight")})
 
-    def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
-        """The weights of a layer's attention.
+    def layer(self, cfg: Any, side: str, foreign: str, local: str) -> dict[str, Piece]:
+        """The weights of a layer.
 
         Args:
             cfg: the configuration.
             side: ``encoder`` or ``decoder``.
-            index: index of the layer.
+            foreign: the name of the layer in a folder.
+            local: its name in the model.
         """
-        foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
-        pieces = projections(cfg, side, f"{foreign}.self_attn", f"{local}.self_attn", False)
-        if side == "encoder":
-            return pieces
-        cross = projections(cfg, side, f"{foreign}.cross_attn", f"{local}.encoder_attn", True)
-        return pieces | cross | _norms(foreign, "cross_attn", local, "encoder_attn")
+        sizes = cfg.of_side(side)
+        if side == "encoder" or self.merges:
+            return layer_pieces(sizes, foreign, local, NORMS, side == "decoder")
+        norms = {**NORMS, "pre_cross_attn": "encoder_attn_layer_norm", "post_cross_attn": "encoder_attn_post_norm"}
+        cross = attention_pieces(sizes, f"{foreign}.cross_attn", f"{local}.encoder_attn", True)
+        return layer_pieces(sizes, foreign, local, norms) | cross
 
 
 ARCHITECTURE = T5GemmaArchitecture()
-
-
-def _bound(config: JSONConfig, key: str, default: float) -> float:
-    """A bound of scores or logits; 0 if the file has ``null``, which means none."""
-    if config.value(key) is None:
-        return 0.0 if key in config.values else default
-    value = config.get(key, default)
-    if value <= 0:
-        raise config.wrong(key, value, "a number above 0, or null")
-    return value
-
-
-def read_rope(config: JSONConfig, names: tuple[str, ...], theta: float, *types: str) -> tuple[float, float]:
-    """The base of rotary positions, and the number by which positions are divided.
-
-    Args:
-        config: the flattened file.
-        names: where the parameters are; see ``JSONConfig.part``.
-        theta: the base if they lack it.
-        types: types of positions that are supported besides ``default``: ``linear`` or none.
-
-    Raises:
-        CheckpointError: the positions are of another type, or a value is not a number.
-    """
-    given, key = config.part(*names), ".".join(names)
-    parameters = JSONConfig(config.path, {f"{key}.{name}": value for name, value in given.items()})
-    kind = given.get("rope_type", "default")
-    known = ("rope_theta", "rope_type", *["factor"] * (kind in types))
-    scaled = {name: value for name, value in given.items() if name not in known and value}
-    if kind not in ("default", *types) or scaled:
-        supported = " or ".join(f"rope_type='{name}'" for name in ("default", *types))
-        raise CheckpointError(f"{config.path}: {key}={shown(given)} is not supported; only {supported} is")
-    theta, factor = parameters.get(f"{key}.rope_theta", theta), parameters.get(f"{key}.factor", 1.0)
-    for name, value in ((f"{key.partition('.')[0]}.rope_theta", theta), (f"{key}.factor", factor)):
-        if value <= 0:
-            raise config.wrong(name, value, "a number above 0")
-    return theta, factor
-
-
-def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:
-    """The weights of a layer's feed-forward network and of its norms."""
-    foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
-    gate = [f"{foreign}.mlp.gate_proj.weight", f"{foreign}.mlp.up_proj.weight"]
-    pieces = stacked_pieces(gate, f"{local}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
-    pieces[f"{foreign}.mlp.down_proj.weight"] = Piece(f"{local}.feed_forward.wo.weight")
-    return pieces | _norms(foreign, "self_attn", local, "self_attn") | _norms(foreign, "feedforward", local, "final")
-
-
-def _norms(foreign: str, name: str, local: str, norm: str) -> dict[str, Piece]:
-    """The norms before and after a sublayer."""
-    kinds = {"pre": "layer_norm", "post": "post_norm"}
-    return {f"{foreign}.{p}_{name}_layernorm.weight": Piece(f"{local}.{norm}_{o}.weight") for p, o in kinds.items()}
-
-
-def projections(cfg: T5GemmaConfig, side: str, foreign: str, local: str, reads_source: bool) -> dict[str, Piece]:
-    """The projections of attention.
-
-    Args:
-        cfg: the configuration.
-        side: ``encoder`` or ``decoder``.
-        foreign: the name of the attention in a folder.
-        local: its name in the model.
-        reads_source: whether one projection gives keys and values, as they are also those of the source.
-    """
-    dim = getattr(cfg, f"{side}_head_dim")
-    rows, shared = (dim * getattr(cfg, f"{side}_{kind}_heads") for kind in ("attention", "key_value"))
-    pieces: dict[str, Piece] = {}
-    for kind in ("weight", "bias")[: 1 + cfg.attention_bias]:
-        query, key, value, out = (f"{foreign}.{letter}_proj.{kind}" for letter in "qkvo")
-        if reads_source:
-            pieces[query] = Piece(f"{local}.q_proj.{kind}")
-            pieces |= stacked_pieces([key, value], f"{local}.kv_proj.{kind}", shared)
-        else:
-            pieces |= stacked_pieces([query, key, value], f"{local}.in_proj.{kind}", rows, shared, shared)
-        pieces[out] = Piece(f"{local}.out_proj.{kind}")
-    return pieces

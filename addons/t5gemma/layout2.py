@@ -6,17 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seqgen.addons.t5gemma.layout import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
-from seqgen.addons.t5gemma.model import FULL, SLIDING
-from seqgen.addons.t5gemma.model2 import PATTERN, T5Gemma2Config, T5Gemma2Model
+from seqgen.addons.t5gemma.layout import OUTPUT, SIDES, T5GemmaArchitecture
+from seqgen.addons.t5gemma.model2 import T5Gemma2Config, T5Gemma2Model
 from seqgen.extend import ConfigError, DecodingTask, Layout, Piece, Tokenizer
 from seqgen.models.huggingface.architecture import JSONConfig
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 """The prefixes of the names of weights that compute features of images."""
-
-MAX_LAYERS = 10_000
-"""More layers than a file describes, whose number is compared with the weights later."""
 
 _SHARED = {
     **{key: value for key, value in T5GemmaArchitecture.shared.items() if key != "attn_logit_softcapping"},
@@ -30,6 +26,7 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     model_class = T5Gemma2Model
     name = "t5gemma2"
     shared = _SHARED
+    merges = True
     final_bound, longest = 0.0, 131072
 
     def flattened(self, config: JSONConfig) -> JSONConfig:
@@ -41,18 +38,17 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
         """See ``T5GemmaArchitecture.positions``; each type of layers has other positions."""
         key = f"{side}.rope_parameters"
-        theta, factor = read_rope(config, (key, FULL), config.get(f"{side}.rope_theta", 1e6), "linear")
-        local, _ = read_rope(config, (key, SLIDING), config.get(f"{side}.rope_local_base_freq", 1e4))
-        return {f"{side}_rope_theta": theta, f"{side}_rope_factor": factor, f"{side}_local_rope_theta": local}
+        full = self.read_rope(
+            config, (key, "full_attention"), config.get(f"{side}.rope_theta", 1e6), ("default", "linear")
+        )
+        theta = config.get(f"{side}.rope_local_base_freq", 1e4)
+        local = self.read_rope(config, (key, "sliding_attention"), theta, ("default",))
+        found = {f"{side}_{name}": value for name, value in full.items()}
+        return {**found, f"{side}_local_rope_theta": local["rope_theta"]}
 
-    def layer_types(self, config: JSONConfig, side: str) -> dict[str, list[str]]:
-        """See ``T5GemmaArchitecture.layer_types``; without them, every ``sliding_window_pattern``-th layer is full."""
-        pattern = config.get(f"{side}.sliding_window_pattern", PATTERN, minimum=1)
-        layers = range(1, min(config.get(f"{side}.num_hidden_layers", 26, minimum=1), MAX_LAYERS) + 1)
-        given = super().layer_types(config, side)
-        if pattern == PATTERN or given[f"{side}_layer_types"]:
-            return given
-        return {f"{side}_layer_types": [SLIDING if index % pattern else FULL for index in layers]}
+    def period(self, config: JSONConfig, side: str) -> int:
+        """See ``T5GemmaArchitecture.period``."""
+        return config.get(f"{side}.sliding_window_pattern", T5Gemma2Config.period, minimum=1)
 
     def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """See ``Architecture.make_task``.
@@ -105,12 +101,6 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
             aliases[source] = (*aliases[source], target)
             del pieces[target]
         return replace(layout, pieces=pieces, aliases=aliases, tied={OUTPUT: "model.encoder.embed_tokens.weight"})
-
-    def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
-        """See ``T5GemmaArchitecture.attention``."""
-        foreign, local = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
-        norms = {f"{foreign}.{norm}.weight": Piece(f"{local}.{norm}.weight") for norm in ("q_norm", "k_norm")}
-        return projections(cfg, side, foreign, local, side == "decoder") | norms
 
 
 ARCHITECTURE = T5Gemma2Architecture()

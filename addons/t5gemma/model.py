@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
 from seqgen.extend import (
     ACTIVATIONS,
-    AttentionLayer,
     ConfigError,
-    Dropout,
     EncoderDecoderModel,
-    GatedFeedForward,
-    LayerDropList,
     LayeredDecoder,
     LayeredEncoder,
-    LayerStack,
-    Linear,
-    MultiheadAttention,
     QueryPositions,
-    RMSNorm,
-    RotaryPositions,
     Vocabularies,
     embedding_sizes,
     register_model,
-    soft_capped,
+)
+from seqgen.models.llama import (
+    FULL,
+    INIT_STD,
+    SLIDING,
+    LlamaConfig,
+    LlamaLayer,
+    LlamaStack,
+    check_layers,
+    layer_pattern,
+    llama_attention,
 )
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-"""The types of layers: self-attention to a window of positions, or to all."""
-
-INIT_STD = 0.02
-"""Standard deviation of the initial weights."""
+SIDE_KEYS = {
+    **{"hidden_size": "hidden_size", "intermediate_size": "intermediate_size", "num_hidden_layers": "layers"},
+    **{"num_attention_heads": "attention_heads", "num_key_value_heads": "key_value_heads", "head_dim": "head_dim"},
+    **{"query_pre_attn_scalar": "query_pre_attn_scalar", "sliding_window": "sliding_window"},
+}
+"""The sizes of a side: their names in ``config.json`` and in ``LlamaConfig``, and here without the side."""
 
 
 @dataclass
@@ -90,6 +91,9 @@ class T5GemmaConfig:
     max_source_positions: int = option(8192, "maximum source length, in tokens with end-of-sentence", minimum=1)
     max_target_positions: int = option(8192, "maximum target length, in tokens with end-of-sentence", minimum=1)
 
+    period: ClassVar[int] = 2
+    """Every ``period``-th layer is full, unless the types of layers are listed."""
+
     def layer_types(self, side: str) -> list[str]:
         """The type of each layer, ``SLIDING`` or ``FULL``.
 
@@ -97,20 +101,29 @@ class T5GemmaConfig:
             side: ``encoder`` or ``decoder``.
         """
         given: list[str] = getattr(self, f"{side}_layer_types")
-        return given or [FULL if index % 2 else SLIDING for index in range(getattr(self, f"{side}_layers"))]
+        return given or layer_pattern(getattr(self, f"{side}_layers"), self.period)
 
-    def rotary_positions(self, side: str) -> list[RotaryPositions]:
-        """The rotary positions of each layer.
+    def of_side(self, side: str) -> LlamaConfig:
+        """The configuration of the layers of a side.
 
         Args:
             side: ``encoder`` or ``decoder``.
         """
-        shared = RotaryPositions(getattr(self, f"{side}_head_dim"), getattr(self, f"{side}_rope_theta"))
-        return [shared] * getattr(self, f"{side}_layers")
-
-    def attention_options(self) -> dict[str, Any]:
-        """Further options of self-attention in all layers."""
-        return {}
+        sizes = {name: getattr(self, f"{side}_{own}") for name, own in SIDE_KEYS.items()}
+        shared = ["activation_fn", "attention_bias", "rms_norm_eps", "attention_dropout", "tie_word_embeddings"]
+        shared += ["attn_logit_softcapping", "final_logit_softcapping"]
+        return LlamaConfig(
+            **sizes,
+            **{name: getattr(self, name) for name in shared},
+            attention_out_bias=self.attention_bias,
+            dropout=self.dropout_rate,
+            layer_types=self.layer_types(side),
+            rope_theta=getattr(self, f"{side}_rope_theta"),
+            post_norm=True,
+            zero_centered_norm=True,
+            scale_embedding=True,
+            max_position_embeddings=self.max_source_positions if side == "encoder" else self.max_target_positions,
+        )
 
     @property
     def encoder_window(self) -> tuple[int, int]:
@@ -124,9 +137,8 @@ class T5GemmaConfig:
             ConfigError: a value is not one of its choices, or values exclude each other.
         """
         for side in ("encoder", "decoder"):
-            layers, types = getattr(self, f"{side}_layers"), self.layer_types(side)
-            if len(types) != layers or not {*types} <= {SLIDING, FULL}:
-                raise ConfigError(f"model.{side}_layer_types must have {layers} entries, each {SLIDING} or {FULL}")
+            types = getattr(self, f"{side}_layer_types")
+            check_layers(f"model.{side}_layer_types", types, getattr(self, f"{side}_layers"), (SLIDING, FULL))
 
 
 _TINY_SIDE = {
@@ -138,115 +150,24 @@ TINY["dropout_rate"] = 0.1
 """Values of a small model for tests; the defaults are those of 2B-2B."""
 
 
-class T5GemmaEncoderLayer(AttentionLayer):
-    """Self-attention and the feed-forward network, each normalized before and after it, with a residual connection.
+class T5GemmaDecoderLayer(LlamaLayer):
+    """Causal self-attention, encoder-decoder attention and the feed-forward network, each between two normalizations.
 
     Args:
-        cfg: the configuration.
-        side: ``"encoder"`` or ``"decoder"``.
-    """
-
-    attention_class: type[MultiheadAttention] = MultiheadAttention
-    """The class of self-attention, for a subclass whose attention differs."""
-
-    def __init__(self, cfg: T5GemmaConfig, side: str = "encoder"):
-        super().__init__()
-        self.self_attn = _attention(cfg, side, self.attention_class, **cfg.attention_options())
-        self.self_attn_layer_norm = t5gemma_norm(cfg, side)
-        self.self_attn_post_norm = t5gemma_norm(cfg, side)
-        dim, hidden = getattr(cfg, f"{side}_hidden_size"), getattr(cfg, f"{side}_intermediate_size")
-        self.feed_forward = GatedFeedForward(dim, hidden, cfg.activation_fn, cfg.dropout_rate, INIT_STD)
-        self.final_layer_norm = t5gemma_norm(cfg, side)
-        self.final_post_norm = t5gemma_norm(cfg, side)
-        self.dropout = Dropout(cfg.dropout_rate)
-
-    def _after(self, part: str, x: Tensor, update: Tensor) -> Tensor:
-        return super()._after(part, x, getattr(self, f"{part}_post_norm")(update))
-
-
-class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
-    """Causal self-attention, encoder-decoder attention and the feed-forward network, as in ``T5GemmaEncoderLayer``.
-
-    Args:
-        cfg: the configuration.
+        cfg: the configuration of the decoder's layers.
+        encoder_dim: hidden size of the encoder.
     """
 
     has_encoder_attn = True
 
-    def __init__(self, cfg: T5GemmaConfig):
-        super().__init__(cfg, "decoder")
-        self.encoder_attn = _attention(cfg, "decoder", MultiheadAttention, encoder_dim=cfg.encoder_hidden_size)
-        self.encoder_attn_layer_norm = t5gemma_norm(cfg, "decoder")
-        self.encoder_attn_post_norm = t5gemma_norm(cfg, "decoder")
+    def __init__(self, cfg: LlamaConfig, encoder_dim: int):
+        super().__init__(cfg)
+        if self.has_encoder_attn:
+            self.encoder_attn = llama_attention(cfg, encoder_dim=encoder_dim)
+            self.add_norms("encoder_attn", cfg)
 
 
-def _attention(cfg: T5GemmaConfig, side: str, kind: type[MultiheadAttention], **options: Any) -> MultiheadAttention:
-    """The attention of one layer."""
-    attention = kind(
-        getattr(cfg, f"{side}_hidden_size"),
-        getattr(cfg, f"{side}_attention_heads"),
-        head_dim=getattr(cfg, f"{side}_head_dim"),
-        dropout=cfg.attention_dropout,
-        bias=cfg.attention_bias,
-        scale=getattr(cfg, f"{side}_query_pre_attn_scalar") ** -0.5,
-        kv_heads=getattr(cfg, f"{side}_key_value_heads"),
-        soft_cap=cfg.attn_logit_softcapping or None,
-        **options,
-    )
-    for parameter in attention.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=INIT_STD)
-        else:
-            nn.init.zeros_(parameter)
-    return attention
-
-
-def t5gemma_norm(cfg: T5GemmaConfig, side: str) -> RMSNorm:
-    """The normalization of one side, ``encoder`` or ``decoder``."""
-    return RMSNorm(getattr(cfg, f"{side}_hidden_size"), cfg.rms_norm_eps, zero_centered=True)
-
-
-class T5GemmaStack(LayerStack):
-    """Embeddings, rotary positions, layers and the last norm, which encoder and decoder share.
-
-    Args:
-        cfg: the configuration.
-        side: ``"encoder"`` or ``"decoder"``.
-        embed_tokens: the embedding.
-        layer_class: the class of the layers.
-    """
-
-    def __init__(
-        self, cfg: T5GemmaConfig, side: str, embed_tokens: nn.Embedding, layer_class: type[T5GemmaEncoderLayer]
-    ):
-        super().__init__()
-        self.cfg = cfg
-        self.embed_tokens = embed_tokens
-        self.rotary = nn.ModuleList(cfg.rotary_positions(side))
-        self.layer_types = cfg.layer_types(side)
-        self.layers = LayerDropList(0.0, [layer_class(cfg) for _ in self.layer_types])
-        self.layer_norm = t5gemma_norm(cfg, side)
-        self.dropout = Dropout(cfg.dropout_rate)
-
-    def embed(self, tokens: Tensor, queries: QueryPositions) -> Tensor:
-        """Embeddings times the square root of their dimension, which is rounded to their dtype.
-
-        They are float32 in a float16 model, because sums over many layers exceed the range of float16.
-        """
-        embedded = self.embed_tokens(tokens)
-        scale = torch.full((), embedded.size(-1) ** 0.5, dtype=embedded.dtype, device=embedded.device)
-        scaled = embedded * scale
-        dropped: Tensor = self.dropout(scaled.float() if scaled.dtype == torch.float16 else scaled)
-        return dropped
-
-    def layer_options(self, queries: QueryPositions) -> list[dict[str, Any]]:
-        """The rotation of each layer; layers with the same positions share it."""
-        like = self.embed_tokens.weight
-        made = {positions: positions(queries, like) for positions in dict.fromkeys(self.rotary)}
-        return [{"rotation": made[positions]} for positions in self.rotary]
-
-
-class T5GemmaEncoder(T5GemmaStack, LayeredEncoder):
+class T5GemmaEncoder(LlamaStack, LayeredEncoder):
     """T5Gemma encoder.
 
     Args:
@@ -256,8 +177,9 @@ class T5GemmaEncoder(T5GemmaStack, LayeredEncoder):
     """
 
     def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding, padding_idx: int):
-        super().__init__(cfg, "encoder", embed_tokens, T5GemmaEncoderLayer)
+        super().__init__(cfg.of_side("encoder"), embed_tokens)
         self.padding_idx = padding_idx
+        self.window = cfg.encoder_window
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
         """The mask of self-attention in one layer.
@@ -269,14 +191,14 @@ class T5GemmaEncoder(T5GemmaStack, LayeredEncoder):
         Returns:
             Bool, true where attention is allowed, broadcastable to ``(N, H, S, S)``; ``None`` if everywhere.
         """
-        left, right = self.cfg.encoder_window
-        if self.layer_types[layer] == FULL or queries.new <= min(left, right) + 1:
+        left, right = self.window
+        if self.cfg.layer_types[layer] == FULL or queries.new <= min(left, right) + 1:
             return queries.allowed
         distances = queries.distances
         return queries.once(self, lambda: queries.restrict((distances <= left) & (distances >= -right)))
 
 
-class T5GemmaDecoder(T5GemmaStack, LayeredDecoder):
+class T5GemmaDecoder(LlamaStack, LayeredDecoder):
     """T5Gemma decoder.
 
     Args:
@@ -284,49 +206,13 @@ class T5GemmaDecoder(T5GemmaStack, LayeredDecoder):
         embed_tokens: the embedding of the target.
     """
 
-    layer_class: type[T5GemmaEncoderLayer] = T5GemmaDecoderLayer
+    layer_class: type[T5GemmaDecoderLayer] = T5GemmaDecoderLayer
     """The class of the layers, for a subclass whose layers differ."""
 
     def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding):
-        super().__init__(cfg, "decoder", embed_tokens, self.layer_class)
-        self.output_projection = Linear(cfg.decoder_hidden_size, embed_tokens.num_embeddings, bias=False)
-        if cfg.tie_word_embeddings:
-            self.output_projection.weight = embed_tokens.weight
-        else:
-            nn.init.normal_(self.output_projection.weight, std=INIT_STD)
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer.
-
-        Args:
-            queries: the new positions.
-            layer: index of the layer.
-
-        Returns:
-            Bool, true where attention is allowed, broadcastable to ``(N, H, new, K)``; ``None`` for a plain causal
-            mask.
-        """
-        window = self.cfg.decoder_sliding_window
-        if self.layer_types[layer] == SLIDING and queries.seen + queries.new > window:
-            return queries.once(self, lambda: queries.restrict(queries.distances < window))
-        return super().self_attention_mask(queries, layer)
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to soft-capped logits ``(..., V)``."""
-        return self._capped(super().output_layer(features))
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        columns = super().output_columns(ids)
-        return lambda features: self._capped(columns(features))
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """``None`` if logits are soft-capped, as they are then not a product; see ``Decoder.output_product``."""
-        return None if self.cfg.final_logit_softcapping else super().output_product(features)
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        bound = self.cfg.final_logit_softcapping
-        return soft_capped(logits, bound) if bound else logits
+        layer = partial(self.layer_class, encoder_dim=cfg.encoder_hidden_size)
+        super().__init__(cfg.of_side("decoder"), embed_tokens, layer)
+        self.add_output()
 
 
 @register_model("t5gemma", config=T5GemmaConfig, presets={"t5gemma_tiny": T5GemmaConfig(**TINY)})

@@ -5,35 +5,16 @@ It has the layers of Gemma 3. A decoder layer has one attention to source and ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from seqgen.addons.t5gemma.model import (
-    FULL,
-    SLIDING,
-    TINY,
-    T5GemmaConfig,
-    T5GemmaDecoder,
-    T5GemmaEncoderLayer,
-    T5GemmaModel,
-)
+from seqgen.addons.t5gemma.model import TINY, T5GemmaConfig, T5GemmaDecoder, T5GemmaDecoderLayer, T5GemmaModel
 from seqgen.config import option
-from seqgen.extend import (
-    ConfigError,
-    MergedAttention,
-    RMSNorm,
-    RotaryPositions,
-    Vocabularies,
-    check_joined,
-    register_model,
-)
-
-PATTERN = 6
-"""Every sixth layer attends to all positions, unless a configuration names the types of layers."""
+from seqgen.extend import ConfigError, MergedAttention, Vocabularies, check_joined, register_model
 
 
 @dataclass
@@ -52,21 +33,12 @@ class T5Gemma2Config(T5GemmaConfig):
     tie_word_embeddings: bool = option(True, "use one matrix as both embeddings and as the output projection")
     end_of_image_id: int = option(-1, "id of the token with a separate embedding; -1 for none", minimum=-1)
 
-    def layer_types(self, side: str) -> list[str]:
-        """See ``T5GemmaConfig.layer_types``."""
-        layers = range(1, getattr(self, f"{side}_layers") + 1)
-        return getattr(self, f"{side}_layer_types") or [SLIDING if index % PATTERN else FULL for index in layers]
+    period: ClassVar[int] = 6
 
-    def rotary_positions(self, side: str) -> list[RotaryPositions]:
-        """See ``T5GemmaConfig.rotary_positions``."""
-        keys = ("head_dim", "rope_theta", "rope_factor", "local_rope_theta")
-        dim, theta, factor, local = (getattr(self, f"{side}_{key}") for key in keys)
-        by_type = {FULL: RotaryPositions(dim, theta, factor), SLIDING: RotaryPositions(dim, local)}
-        return [by_type[kind] for kind in self.layer_types(side)]
-
-    def attention_options(self) -> dict[str, Any]:
-        """See ``T5GemmaConfig.attention_options``."""
-        return {"qk_norm": partial(RMSNorm, eps=self.rms_norm_eps, zero_centered=True)}
+    def of_side(self, side: str) -> Any:
+        """See ``T5GemmaConfig.of_side``."""
+        factor, local = (getattr(self, f"{side}_{key}") for key in ("rope_factor", "local_rope_theta"))
+        return replace(super().of_side(side), qk_norm=True, rope_factor=factor, rope_local_base_freq=local)
 
     @property
     def encoder_window(self) -> tuple[int, int]:
@@ -83,17 +55,11 @@ class T5Gemma2Config(T5GemmaConfig):
             )
 
 
-class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
-    """Merged attention and a feed-forward network; see ``T5GemmaEncoderLayer``.
+class T5Gemma2DecoderLayer(T5GemmaDecoderLayer):
+    """Merged attention and a feed-forward network; see ``T5GemmaDecoderLayer``."""
 
-    Args:
-        cfg: the configuration.
-    """
-
+    has_encoder_attn = False
     attention_class = MergedAttention
-
-    def __init__(self, cfg: T5Gemma2Config):
-        super().__init__(cfg, "decoder")
 
     def forward(self, x: Tensor, *arguments: Tensor | None, **options: Any) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """Transform each new position; see ``AttentionLayer``. The weights are those of the source."""

@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class HuggingFace(Worker):
-    """Decodes with an encoder-decoder model that transformers loads from a folder.
+    """Decodes with a model that transformers loads from a folder.
 
     Args:
         arguments: the parsed arguments of ``worker.parser``.
@@ -30,18 +30,20 @@ class HuggingFace(Worker):
         self.device = arguments.device
         if self.device.startswith("cuda"):
             self.memory = CudaMemory(torch)
-        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(arguments.models[0])
+        is_prompted = not transformers.AutoConfig.from_pretrained(arguments.models[0]).is_encoder_decoder
+        kind = transformers.AutoModelForCausalLM if is_prompted else transformers.AutoModelForSeq2SeqLM
+        model = kind.from_pretrained(arguments.models[0])
         self.model = model.to(self.device, DTYPES[arguments.format]).eval()
 
     @torch.inference_mode()
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
-        """See ``Worker.decode``."""
-        pad = self.model.config.pad_token_id
+        """See ``Worker.decode``; all sources of a language model have the same length."""
+        pad, is_prompted = self.model.config.pad_token_id, not self.model.config.is_encoder_decoder
         width = max(map(len, sources))
         tokens = torch.tensor([[*source, *[pad] * (width - len(source))] for source in sources], device=self.device)
         generated = self.model.generate(
             tokens,
-            attention_mask=(tokens != pad).long(),
+            attention_mask=torch.ones_like(tokens) if is_prompted else (tokens != pad).long(),
             num_beams=request["beam"],
             min_new_tokens=request["length"],
             max_new_tokens=request["length"],
@@ -49,7 +51,7 @@ class HuggingFace(Worker):
             length_penalty=1.0,
             early_stopping=False,
         )
-        outputs: list[list[int]] = generated[:, 1:].tolist()
+        outputs: list[list[int]] = generated[:, width if is_prompted else 1 :].tolist()
         return outputs
 
 

@@ -24,6 +24,7 @@ from seqgen.data.tokenizers.pretrained import T5, load_pretrained_tokenizer, mak
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.models.huggingface.bart import KINDS, SIDES
 from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.llama import LlamaConfig, LlamaModel
 from seqgen.models.t5 import PRESETS, T5Model
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
@@ -159,6 +160,27 @@ def save_random_transformer(name: str, folder: Path) -> None:
         for weight in model.decoder.layers.parameters():
             weight.mul_(4 if weight.dim() == 2 else 1)
     save_pretrained(model, folder, tokenizer)
+
+
+LLAMA_SHAPES = {"qwen_0.5b": (151936, 896, 4864, 24, 14), "qwen_tiny": (300, 32, 48, 2, 4)}
+"""Vocabulary, hidden size, intermediate size, layers and heads of language models; two key/value heads each."""
+
+
+def save_random_llama(name: str, folder: Path) -> int:
+    """Write a language model of one of ``LLAMA_SHAPES`` with random weights, without a tokenizer.
+
+    Returns:
+        The vocabulary size.
+    """
+    vocabulary, *sizes = LLAMA_SHAPES[name]
+    options = {"num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": True, "rope_theta": 1e6}
+    torch.manual_seed(1)
+    model = LlamaModel(LlamaConfig(*sizes, **options), vocabulary)
+    with torch.no_grad():  # as for T5
+        for weight in model.decoder.layers.parameters():
+            weight.mul_(4 if weight.dim() == 2 else 1)
+    save_pretrained(model, folder)
+    return vocabulary
 
 
 def save_random_map(folder: Path, sources: Sequence[Sequence[int]], best: int, words: range) -> None:

@@ -19,11 +19,13 @@ from seqgen.addons.catalogue.shortlist import Shortlist, restricted
 from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import FastConfig, GenerationConfig
+from seqgen.config.generate import ReadingConfig
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import collate
+from seqgen.data.tokenizers.files import CONFIG_FILE
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.dtypes import to_dtype
@@ -113,7 +115,8 @@ class Seqgen(Worker):
 
 def _models(arguments: argparse.Namespace) -> tuple[list[EncoderDecoderModel], Dictionary]:
     if Path(arguments.models[0]).exists():
-        loaded = load_models(arguments.models)
+        has_tokenizer = (Path(arguments.models[0]) / CONFIG_FILE).exists()
+        loaded = load_models(arguments.models, reading=None if has_tokenizer else ReadingConfig(tokenizer="ids"))
         return [one.model for one in loaded], loaded[0].task.target_dictionary
     vocabulary = Vocabulary(arguments.vocabulary)
     named = enumerate(arguments.models, start=1)

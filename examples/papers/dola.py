@@ -8,7 +8,7 @@ layer gives to the output of layer ``j``, and JSD the Jensen-Shannon divergence:
     F(y)  = log q_N(y) - log q_M(y)   if q_N(y) >= alpha max q_N, else -inf
     score = log softmax(F(y))
 
-The decoder needs ``early_exit``: transformer, T5 and transformer_lm have it::
+The decoder needs ``early_exit``: transformer, T5, transformer_lm and llama have it::
 
     seqgen-generate common.user_dir=examples/papers/dola.py path=runs/transformer input=test.en generation.beam=1
         generation.processors=[dola] processor.dola.layers=[1,2]

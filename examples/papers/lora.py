@@ -10,7 +10,7 @@ trained::
 run_dir=runs/lora task.train=NEW/train task.valid=NEW/val``
 
 The base is a run, or any model that ``checkpoint.finetune_from`` reads: ``transformer`` (also BART, Marian and NLLB),
-``t5``, ``fconv`` and others whose layers are ``Linear``. Checkpoints contain A and B only, and the run records where
+``t5``, ``llama``, ``fconv`` and others with ``Linear`` layers. Checkpoints contain A and B only; the run records where
 the base is. Training computes the small products separately, as written above. For decoding, W + (alpha / r) B A is
 computed once, so that decoding costs as much as that of the base; ``seqgen-convert path=runs/lora output=FOLDER`` with
 ``format=huggingface``, ``export`` or ``ctranslate2`` writes this sum.

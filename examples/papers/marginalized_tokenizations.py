@@ -100,7 +100,7 @@ class MarginalConfig:
 
 
 def estimate(
-    translator: Translator, sources: Sequence[str], texts: Sequence[str], cfg: MarginalConfig
+    translator: Translator, sources: Sequence[str], texts: Sequence[str], cfg: MarginalConfig, **languages: Any
 ) -> list[Estimate]:
     """Estimate the probability of each text, given its source.
 
@@ -109,16 +109,17 @@ def estimate(
         sources: the source of each text; for a language model the prompt, which may be empty.
         texts: the texts.
         cfg: the settings; random numbers depend on its seed and on the place of a text in the list.
+        languages: ``source_lang`` and ``target_lang``, if they are chosen.
     """
     task, words = translator.task, translator.task.target_dictionary
-    best = list(translator.score(sources, texts, normalize_scores=False))
+    best = list(translator.score(sources, texts, normalize_scores=False, **languages))
     if not cfg.samples:
         return [Estimate(item.score, item.score) for item in best]
     spelled = ["".join(map(words.symbol, item.tokens[:-1].tolist())) for item in best]
     settings: dict[str, Any] = {"sampling": True, "beam": cfg.samples, "nbest": cfg.samples, "seed": cfg.seed}
     settings |= {"temperature": cfg.temperature, "renormalize": True, "normalize_scores": False}
     settings |= {"max_len_a": 0.0, "max_len_b": max(map(len, spelled)), "processors": [Spelling(spelled, words)]}
-    drawn = translator.translate(sources, return_scores=True, **settings)
+    drawn = translator.translate(sources, return_scores=True, **settings, **languages)
     estimates = []
     for known, found in zip(best, drawn, strict=True):
         terms = [known.score]
@@ -147,6 +148,6 @@ class Marginal(Reranker):
         """Score the hypotheses of one line; equal texts have equal scores."""
         texts = list(dict.fromkeys(item.text for item in hypotheses))
         cfg = replace(self.cfg, seed=self.cfg.seed + translation.id)
-        found = estimate(self.translator, [translation.source] * len(texts), texts, cfg)
+        found = estimate(self.translator, [translation.source] * len(texts), texts, cfg, **translation.languages)
         scores = {text: result.marginal for text, result in zip(texts, found, strict=True)}
         return [scores[item.text] for item in hypotheses]

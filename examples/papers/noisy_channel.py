@@ -75,7 +75,7 @@ class NoisyChannel(Reranker):
         Returns:
             A score for each, in nats for each token.
         """
-        texts = [item.text for item in hypotheses]
+        texts = [item.text.strip() for item in hypotheses]  # that of a prompt's continuation begins with a space
         channel = log_probabilities(self.channel, texts, [translation.member_sources[0]] * len(texts))
         lm = log_probabilities(self.lm, [""] * len(texts), texts) if self.lm else [0.0] * len(texts)
         direct = [float(item.positional_scores.mean()) for item in hypotheses]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,6 +18,8 @@ from seqgen.models.huggingface.weights import Layout, weights_of
 from seqgen.system.reading import read_lists
 
 GENERATION_FILE = "generation_config.json"
+
+V = TypeVar("V", int, str)
 
 KEYS = read_lists(__package__, "keys.txt")
 """Lists of keys of ``config.json`` and ``generation_config.json``."""
@@ -63,6 +65,39 @@ class JSONConfig(ForeignConfig):
             value = self.get(foreign, default, minimum)
             values[local] = self.get(GENERAL[foreign], value, minimum) if foreign in GENERAL else value
         return values
+
+    def list_of(self, kind: type[V], name: str, default: list[V]) -> list[V]:
+        """A list of texts or of whole numbers.
+
+        Args:
+            kind: the type of its values.
+            name: the key.
+            default: the list if the key is missing.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        values: list[V] = self.value(name, default)
+        if not isinstance(values, list) or not all(type(value) is kind for value in values):
+            raise self.wrong(name, values, f"a list of {'texts' if kind is str else 'whole numbers'}")
+        return values
+
+    def bound(self, name: str, default: float) -> float:
+        """A bound of scores or logits; 0 if the file has ``null``, which means none.
+
+        Args:
+            name: the key.
+            default: the bound if the key is missing.
+
+        Raises:
+            CheckpointError: it is not a number above 0.
+        """
+        if self.value(name) is None:
+            return 0.0 if name in self.values else default
+        value = self.get(name, default)
+        if value <= 0:
+            raise self.wrong(name, value, "a number above 0, or null")
+        return value
 
     def part(self, *names: str) -> Mapping[str, Any]:
         """The keys and values under a key, or under a key of those, and so on; empty if a key is missing.
@@ -188,7 +223,7 @@ class Architecture(ABC):
         """
         raise NotImplementedError
 
-    def special_ids(self, model: Any, tokenizer: Tokenizer | None) -> dict[str, int]:
+    def special_ids(self, model: Any, tokenizer: Tokenizer | None) -> Mapping[str, int | None]:
         """The special ids in ``config.json`` and ``generation_config.json``; see ``write_config``.
 
         Args:

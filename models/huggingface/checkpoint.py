@@ -49,6 +49,8 @@ MODULES = {
     "t5gemma2": "seqgen.addons.t5gemma.layout2",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "seqgen.models.huggingface.llama"),
+    **dict.fromkeys(("smollm3", "gemma2", "gemma3_text"), "seqgen.models.huggingface.llama"),
+    "gemma3": "seqgen.models.huggingface.gemma3",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
 """For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
@@ -157,7 +159,7 @@ def save_pretrained(
     """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
-        model: a Llama, a T5, a T5Gemma, or a transformer with the layers of BART or one of its relatives.
+        model: a Llama or a Gemma, a T5, a T5Gemma, or a transformer with the layers of BART or one of its relatives.
         folder: the folder to write; it must not exist, and is not written if an error occurs.
         tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.

@@ -227,6 +227,7 @@ class _Filling:
         self.targets |= {alias: name for name, aliases in layout.aliases.items() for alias in aliases}
         self.found: set[str] = set()  # names in layout.pieces whose tensor the folder has, under any name
         self.filled: set[str] = set()  # names in layout.pieces whose tensor has been used
+        self.mapped: dict[str, dict[tuple[int, int], Tensor]] = {}  # by parameter, and then by rows
         self.further: dict[str, tuple[Tensor, MappedFile | None]] = {}
         self.unknown: list[str] = []
         self.misshapen: list[str] = []
@@ -269,11 +270,14 @@ class _Filling:
         return piece.of(self.parameters[piece.parameter])
 
     def _put(self, target: str, tensor: Tensor, mapped: MappedFile | None) -> None:
-        """Use the memory of a mapped tensor if possible; otherwise copy its values."""
-        place = self._place(target)
-        is_whole = place is self.parameters[self.layout.pieces[target].parameter]
-        if not (mapped and is_whole and mapped.share_mapped_memory(place, tensor)):
-            place.detach().copy_(tensor)
+        """Use the memory of a mapped tensor, or of all pieces of a parameter, if possible; otherwise copy values."""
+        piece = self.layout.pieces[target]
+        rows = self.mapped.setdefault(piece.parameter, {})
+        if mapped and not (piece.transposed or piece.is_row):
+            rows[piece.rows or (0, 0)] = tensor
+        parts = [rows[key] for key in sorted(rows)]
+        if not (mapped and parts and mapped.share_mapped_memory(self.parameters[piece.parameter], *parts)):
+            self._place(target).detach().copy_(tensor)
         self.filled.add(target)
 
     def finish(self, folder: Path) -> dict[str, Tensor]:

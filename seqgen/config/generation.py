@@ -16,6 +16,7 @@ OPTIONS = (
     ("seqgen.decoding.search.options", "BeamOptions"),
     ("seqgen.text.options", "LanguageOptions"),
     ("seqgen.addons.paragraphs.options", "ParagraphOptions"),
+    ("seqgen.addons.prompts.options", "PromptOptions"),
     ("seqgen.decoding.engine_options", "LengthOptions"),
     ("seqgen.decoding.engine_options", "RankingOptions"),
     ("seqgen.decoding.processors.options", "ProcessorOptions"),
@@ -47,15 +48,19 @@ KEYS_OF_ADDONS = {
     "allowed_outputs": ("catalogue", ""),
     "bit_exact": ("bit_exact", False),
     "certificate": ("catalogue", False),
+    "chat": ("prompts", False),
     "confidence": ("confidence", ""),
     "cuda_graphs": ("cuda_graphs", False),
+    "examples": ("prompts", ""),
     "glossary": ("glossary", ""),
     "input_split": ("paragraphs", ""),
     "input_split_lang": ("paragraphs", ""),
+    "prompt": ("prompts", ""),
     "quality_features": ("confidence", []),
     "review_risk": ("confidence", 1.0),
     "review_share": ("confidence", 0.0),
     "shortlist": ("catalogue", ""),
+    "system_message": ("prompts", ""),
 }
 """By key without its group, ``generation`` or ``fast``: the add-on that declares it, and its default."""
 
@@ -74,6 +79,7 @@ if TYPE_CHECKING:
     from seqgen.addons.cuda_graphs.options import CapturedOptions
     from seqgen.addons.glossary.options import GlossaryOptions
     from seqgen.addons.paragraphs.options import ParagraphOptions
+    from seqgen.addons.prompts.options import PromptOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
         EnsembleOptions,
@@ -106,6 +112,7 @@ if TYPE_CHECKING:
         ProcessorOptions,
         RankingOptions,
         LengthOptions,
+        PromptOptions,
         ParagraphOptions,
         LanguageOptions,
         BeamOptions,

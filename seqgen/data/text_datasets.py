@@ -80,13 +80,14 @@ class BlockDataset(TextDataset):
     """A text, cut into examples of consecutive tokens.
 
     The text is the lines one after the other, each with end-of-sentence at its end. The source of an example is the
-    token before its first one, end-of-sentence at the beginning of the text; its target is its tokens. Cut into blocks
-    of 3 tokens, the lines ``a b`` and ``c d`` (e: end-of-sentence) are the examples ``e -> a b e`` and ``e -> c d e``;
-    in blocks of 4, ``e -> a b e c`` and ``c -> d e``.
+    token before its first one, or ``begin`` at the beginning of a line; its target is its tokens. Cut into blocks of 3
+    tokens, the lines ``a b`` and ``c d`` (e: end-of-sentence, s: ``begin``) are the examples ``s -> a b e`` and
+    ``s -> c d e``; in blocks of 4, ``s -> a b e c`` and ``c -> d e``.
 
     Args:
         store: the ids of each line, without end-of-sentence.
         eos: id of end-of-sentence.
+        begin: id of the token that precedes a line, such as end-of-sentence.
         break_mode: ``"none"``: blocks of equal size, whatever the lines; ``"complete"``: blocks of as many whole lines
             as fit; ``"complete_doc"``: the same, and an empty line, which separates documents, ends a block; ``"eos"``:
             one line is one example, and empty lines are skipped. Lines of more than ``block_size`` tokens are split.
@@ -99,8 +100,8 @@ class BlockDataset(TextDataset):
 
     size_key = "task.tokens_per_sample"
 
-    def __init__(self, store: TokenStore, eos: int, break_mode: str, block_size: int, name: str = "data"):
-        self.eos = eos
+    def __init__(self, store: TokenStore, eos: int, begin: int, break_mode: str, block_size: int, name: str = "data"):
+        self.eos, self.begin = eos, begin
         lengths = store.lengths().astype(np.int64) + 1
         self.line_starts = np.concatenate([[0], np.cumsum(lengths)])
         if break_mode == "none":
@@ -125,7 +126,8 @@ class BlockDataset(TextDataset):
             seed: not used.
         """
         start, stop = self.bounds[position].tolist()
-        previous = self._tokens(start - 1, start) if start else np.array([self.eos])
+        begins = self.line_starts[np.searchsorted(self.line_starts, start)] == start
+        previous = np.array([self.begin]) if begins else self._tokens(start - 1, start)
         return Example(position, torch.from_numpy(previous), torch.from_numpy(self._tokens(start, stop)))
 
     def report(self) -> list[str]:

@@ -81,6 +81,9 @@ def attend(
     if is_causal:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
     query = query if scale == 1 else query * scale
+    if grouped and torch.compiler.is_compiling():  # the tracer does not support the shapes of groups
+        key, value = (x.repeat_interleave(query.size(1) // key.size(1), dim=1) for x in (key, value))
+        grouped = False
     if grouped:  # (B, H, Q, D) -> (B, G, H / G * Q, D): the queries of all heads of a group are those of one head
         scores = _scores(_as_groups(query, key.size(1)), key).reshape(*query.shape[:3], -1)
     else:

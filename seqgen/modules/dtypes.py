@@ -54,6 +54,14 @@ def to_dtype(model: M, name: str) -> M:
     return model.eval()
 
 
+def dtype_to_load(name: str) -> torch.dtype | None:
+    """The dtype in which a model that ``to_dtype`` converts to ``name`` is loaded; ``None`` for the one in its files.
+
+    Weights that have 16 bits in their file can then stay in it.
+    """
+    return None if name in ("bfloat16", "float16") else torch.float32
+
+
 def note_on(name: str, device: torch.device) -> str | None:
     """Warn about a dtype that is slow on a device.
 

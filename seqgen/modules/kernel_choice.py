@@ -47,6 +47,10 @@ ALIKE = 1.1
 """Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
 
 
+_BLOCK = 2**23
+"""Number of weights of a large matrix that are arranged at a time if memory counts."""
+
+
 def _class_of(rows: int) -> int:
     """The measured number of rows that stands for ``rows``."""
     one, few, many = _MEASURED_ROWS
@@ -123,8 +127,11 @@ class MatrixProduct:
     def __init__(self, matrix: Tensor, kernels: Sequence[Kernel], parameters: Sequence[Tensor] = ()):
         self._matrix, self.kernels = matrix, kernels
         self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
-        self._layouts: dict[Callable[[Tensor], Any], Any] = {}
-        self._products: dict[tuple[int, int], tuple[Multiply, Any]] = {}
+        self._saves_memory = bool(self._mapped) and matrix.element_size() == 2
+        self._layouts: dict[Callable[[Tensor], Any], list[Any]] = {}
+        if matrix.element_size() == 2 and not self._mapped:
+            self._layouts[PLAIN.arrange] = [matrix]  # another layout needs its memory once more
+        self._products: dict[tuple[int, int], tuple[Multiply, list[Any]]] = {}
 
     def bound(self, x: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The function that maps inputs of the size of ``x`` to ``(..., out_features)``; it adds the bias, if any."""
@@ -132,32 +139,46 @@ class MatrixProduct:
         key = rows and _class_of(rows), torch.get_num_threads()
         if key not in self._products:
             self._products[key] = self._arranged(self.choose(rows))
-        multiply, layout = self._products[key]
+        multiply, layouts = self._products[key]
+        if len(layouts) > 1:
+            biases = [None] * len(layouts) if bias is None else bias.split(self._block_rows())
+            pairs = list(zip(layouts, biases, strict=True))
+            return lambda x: torch.cat([multiply(layout, x, part) for layout, part in pairs], dim=-1)
         if multiply is PLAIN.multiply:
-            return partial(F.linear, weight=layout, bias=bias)
-        return lambda x: multiply(layout, x, bias)
+            return partial(F.linear, weight=layouts[0], bias=bias)
+        return lambda x: multiply(layouts[0], x, bias)
 
     def choose(self, rows: int) -> Kernel:
         """The kernel for a number of rows; 0 for the one that is used if nothing is measured.
 
-        Of those that are about equally fast, it is one whose layout already exists, or else the first.
+        Of those that are about equally fast, it is one whose layout already exists, or else the first. A mapped weight
+        of 16 bits has one layout only, since memory is what they save.
         """
         if rows == 0:
             return self.kernels[0]
         rows = _class_of(rows)
         kernels = [kernel for kernel in self.kernels if kernel.suits(rows, self._matrix.size(0))]
         seconds = time_kernels(kernels, self._matrix.dtype, rows)
-        fast = [kernel for kernel in kernels if seconds[kernel.name] <= ALIKE * min(seconds.values())]
+        if self._saves_memory:
+            kernels = [kernel for kernel in kernels if kernel.arrange in self._layouts] or kernels
+        fastest = min(seconds[kernel.name] for kernel in kernels)
+        fast = [kernel for kernel in kernels if seconds[kernel.name] <= ALIKE * fastest]
         return min(fast, key=lambda kernel: kernel.arrange not in self._layouts)
 
-    def _arranged(self, kernel: Kernel) -> tuple[Multiply, Any]:
-        """What multiplies, and the layout that it reads."""
+    def _arranged(self, kernel: Kernel) -> tuple[Multiply, list[Any]]:
+        """What multiplies, and the layouts that it reads, one for each block of rows."""
         if kernel.arrange not in self._layouts:
-            self._layouts[kernel.arrange] = kernel.arrange(self._matrix)
-            if kernel is not PLAIN:
-                for parameter in self._mapped:
+            self._layouts[kernel.arrange] = layouts = []
+            for block in self._matrix.split(self._block_rows()):
+                layouts.append(kernel.arrange(block))
+                for parameter in self._mapped if layouts[-1] is not block else ():
                     release_pages(parameter)
         return kernel.multiply, self._layouts[kernel.arrange]
+
+    def _block_rows(self) -> int:
+        """How many rows are arranged at a time; also PyTorch's function makes a copy of its matrix in 16 bits."""
+        rows, size = self._matrix.shape
+        return max(_BLOCK // size, 1) if self._saves_memory and rows * size > 2 * _BLOCK else rows
 
 
 def set_threads(count: int) -> None:

@@ -73,9 +73,9 @@ def _padded_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
     return onednn_product(padded, weight, bias)[:1].view(*x.shape[:-1], -1)
 
 
-def _widened_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply in float32, for processors without instructions for the dtype of ``x``."""
-    return onednn_product(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+def _widened_product(matrix: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply in float32, for processors without fast instructions for the dtype of ``x``."""
+    return onednn_product(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
 
 
 PLAIN = Kernel("plain", lambda matrix: matrix, lambda matrix, x, bias: F.linear(x, matrix, bias))
@@ -85,7 +85,7 @@ TRANSPOSED = Kernel(
 )
 PREPACKED = Kernel("prepacked", _prepacked, lambda weight, x, bias: _onednn_linear(x, weight, bias, "none", [], ""))
 PADDED = Kernel("padded", _prepacked, _padded_product, lambda rows, outputs: rows == 1)
-WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)
+WIDENED = PLAIN._replace(name="float32", multiply=_widened_product)
 
 
 _SMALLEST = 1e-30
@@ -189,5 +189,5 @@ def kernels_for(dtype: torch.dtype, int8: bool = False) -> Sequence[Kernel]:
     if dtype == torch.float32 and has_onednn():
         return PREPACKED, PADDED, PLAIN, TRANSPOSED
     if dtype == torch.bfloat16 and has_onednn():
-        return (PREPACKED, PLAIN) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (PLAIN, WIDENED)
+        return (PREPACKED,) * bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) + (PLAIN, WIDENED)
     return (PLAIN,)

@@ -25,6 +25,7 @@ from seqgen.core.incremental_state import IncrementalState, ModuleState, StateDi
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import EncoderOut, Source
 from seqgen.modules.masks import QueryPositions
+from seqgen.modules.multihead_attention import MultiheadAttention
 
 
 class PromptEncoder(Encoder):
@@ -86,6 +87,10 @@ class ColumnCounter(PositionCounter):
         return {**merged, "start_offsets": start_offsets, "padded": bool(start_offsets.any())}
 
 
+_KNOWN = (MultiheadAttention, PositionCounter, IncrementalDecoder)
+"""Modules with a state for each beam that is known to be right if the beams share the keys of a prompt."""
+
+
 class LanguageModelDecoder(IncrementalDecoder):
     """A decoder without encoder-decoder attention; a subclass implements ``transform`` and ``output_layer``."""
 
@@ -128,11 +133,13 @@ class LanguageModelDecoder(IncrementalDecoder):
         if seen == 0:
             prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
             start_offsets = prompts.new_zeros(prompts.size(0)) if mask is None else mask.sum(1)
-            if (beam := tokens.size(0) // prompts.size(0)) > 1:
-                prompts, start_offsets = prompts.repeat_interleave(beam, 0), start_offsets.repeat_interleave(beam)
-            tokens = torch.cat([prompts, tokens[:, 1:]], dim=1)  # the prompt takes the place of the start token
-            self.column_counter.begin(incremental_state, start_offsets, mask is not None)
-            offsets = None if mask is None else start_offsets
+            beam = tokens.size(0) // prompts.size(0)
+            computed = 1 if new == 1 and self._beams_share(incremental_state) else beam
+            tokens = tokens[:, 1:] if computed == beam else prompts[:, :0]
+            # the prompt takes the place of the start token
+            tokens = torch.cat([prompts.repeat_interleave(computed, 0), tokens], dim=1)
+            offsets = None if mask is None else start_offsets.repeat_interleave(computed)
+            self.column_counter.begin(incremental_state, start_offsets.repeat_interleave(beam), mask is not None)
         else:
             assert incremental_state is not None
             offsets = self.column_counter.start_offsets(incremental_state)
@@ -141,7 +148,27 @@ class LanguageModelDecoder(IncrementalDecoder):
         features = self.transform(tokens, queries, incremental_state)
         self.column_counter.add(incremental_state, tokens.size(1))
         self.advance(incremental_state, new)
-        return features[:, features.size(1) - new :], None
+        features = features[:, features.size(1) - new :]
+        beams = prev_output_tokens.size(0) // features.size(0)
+        return features if beams == 1 else features.repeat_interleave(beams, 0), None
+
+    def _beams_share(self, incremental_state: StateDict | None) -> bool:
+        """True if a prompt is computed once for all beams: nobody watches the layers, whose states are known."""
+        if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_size == 1:
+            return False
+        return not any(
+            module._forward_hooks
+            or (isinstance(module, MultiheadAttention) and (module.cache or module.on_weights))
+            or (isinstance(module, StatefulModule) and not isinstance(module, _KNOWN))
+            for module in self.modules()
+        )
+
+    def roll_back(self, incremental_state: StateDict, positions: int) -> None:
+        """See ``IncrementalDecoder.roll_back``; with the first position, the prompt is rolled back too."""
+        if positions and positions == self.positions_seen(incremental_state):
+            incremental_state.clear()
+        else:
+            super().roll_back(incremental_state, positions)
 
     def prompt_features(self, encoder_out: EncoderOut) -> Tensor:
         """Compute the last hidden features of prompts, without a state.

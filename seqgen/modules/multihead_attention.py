@@ -25,7 +25,7 @@ _Source: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 """The encoder's output, its padding mask, and a mask over its positions."""
 
 
-def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
+def choose_cache(incremental_state: StateDict, new: KeysAndValues, rows: int) -> KeyValueCache:
     """Make an empty cache for one module of self-attention.
 
     With several beams, keys and values stay in place, and all modules on a device share one indirection table, unless
@@ -35,6 +35,7 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     Args:
         incremental_state: the decoding state.
         new: keys and values of the first step.
+        rows: rows of the batch.
 
     Returns:
         An empty cache.
@@ -43,9 +44,9 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_indirection is False:
         return GrowingCache()
     beam_size = incremental_state.beam_size
-    if beam_size == 1 or keys.size(0) % beam_size or keys.requires_grad or new.padding_mask is not None:
+    if beam_size == 1 or rows % beam_size or keys.requires_grad or new.padding_mask is not None:
         return GrowingCache()
-    table = IndirectionTable(keys.size(0) // beam_size, beam_size, keys.device)
+    table = IndirectionTable(rows // beam_size, beam_size, keys.device)
     tables: dict[torch.device, IndirectionTable] = incremental_state.shared.setdefault("indirection_table", {})
     shared = tables.setdefault(keys.device, table)
     if shared.clock > 1:  # the other modules have already computed more than one step
@@ -327,26 +328,31 @@ class MultiheadAttention(StatefulModule):
     def _appended(
         self, new: KeysAndValues, rows: int, incremental_state: StateDict | None
     ) -> KeyValueCache | KeysAndValues:
-        """The cache with the new keys and values appended; without a state, only the new ones."""
+        """The cache with the new keys and values appended; without earlier ones of a target, only the new ones."""
         if incremental_state is None:
             return new
-        old = self._cache_in(incremental_state)
-        cache = self._new_cache(incremental_state, new) if old is None else old
-        cache = check_returned(cache, "append", cache.append(new, rows), KeyValueCache)
+        old, stored = self._cache_in(incremental_state), new
+        if old is None and not self.encoder_decoder and isinstance(incremental_state, IncrementalState):
+            rows = max(rows, len(incremental_state.start_offsets) * incremental_state.beam_size)
+        cache = self._new_cache(incremental_state, new, rows) if old is None else old
+        if (beams := rows // new.keys.size(0)) > 1 and isinstance(cache, GrowingCache):  # that share a prompt
+            stored = KeysAndValues(*(x.repeat_interleave(beams, 0) for x in new[:2]))
+        cache = check_returned(cache, "append", cache.append(stored, rows), KeyValueCache)
         if old is None and not is_built_in(type(cache)):
             view = check_returned(cache, "view", cache.view(), KeysAndValues)
             shape, like = (-1, new.keys.size(1), -1, new.keys.size(3)), (new.keys.dtype, new.keys.device)
             for name in ("keys", "values"):
                 check_returned_tensor(cache, "view", getattr(view, name), shape, *like, f"{name} ")
         incremental_state[self.state_key] = {"cache": cache}
-        return cache
+        # The positions of a prompt attend to each other, which needs no mask of an indirection table.
+        return new if old is None and is_built_in(type(cache)) and not self.encoder_decoder else cache
 
-    def _new_cache(self, incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
+    def _new_cache(self, incremental_state: StateDict, new: KeysAndValues, rows: int) -> KeyValueCache:
         if isinstance(self.cache, KeyValueCache):
             raise ConfigError(f"attention.cache is an object; set it to the class {type(self.cache).__name__} instead")
         if self.cache is not None:
             return check_returned(self, "cache", self.cache(), KeyValueCache)
-        return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new)
+        return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new, rows)
 
     def _cache_in(self, incremental_state: StateDict | None) -> KeyValueCache | None:
         module_state = None if incremental_state is None else incremental_state.get(self.state_key)
@@ -406,7 +412,7 @@ class MergedAttention(MultiheadAttention):
             of_source = self.encoder_keys(encoder_out, padding_mask)
             if incremental_state is None:
                 return q, MergedKeys(new, of_source, encoder_attn_mask)
-            target = choose_cache(incremental_state, new) if self.cache is None else self.cache()
+            target = choose_cache(incremental_state, new, rows) if self.cache is None else self.cache()
             state = {"cache": target, "source": StaticCache().append(of_source, rows)}
         seen = MergedKeys(state["cache"].append(new, rows), state["source"])
         self.set_state(incremental_state, {"cache": seen.target, "source": seen.source})

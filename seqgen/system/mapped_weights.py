@@ -10,8 +10,12 @@ import ctypes
 import mmap
 import sys
 import weakref
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from seqgen.core.errors import CheckpointError
@@ -46,21 +50,22 @@ class MappedFile:
         self._users: dict[int, weakref.ref[Tensor]] = {}
         _FILES.setdefault(model, []).append(self)
 
-    def share_mapped_memory(self, parameter: Tensor, tensor: Tensor) -> bool:
+    def share_mapped_memory(self, parameter: Tensor, *tensors: Tensor) -> bool:
         """Make a parameter use the mapped memory of a tensor, without a copy.
 
         Args:
             parameter: the parameter.
-            tensor: its values, mapped from this file.
+            tensors: its values, mapped from this file; of several tensors, the rows of one after those of the other.
 
         Returns:
-            True if the parameter uses the memory; false if device, dtype or shape differ, the tensor is not contiguous,
-            or another parameter uses it.
+            True if the parameter uses the memory; false if device, dtype or shape differ, a tensor is not contiguous or
+            does not follow the one before it in the file, or another parameter uses it.
         """
-        if (parameter.device, parameter.dtype, parameter.shape) != (tensor.device, tensor.dtype, tensor.shape):
+        tensor, place = _joined(tensors), (parameter.device, parameter.dtype, parameter.shape)
+        if tensor is None or place != (tensor.device, tensor.dtype, tensor.shape):
             return False
         address = tensor.data_ptr()
-        if not tensor.is_contiguous() or self._users.setdefault(address, weakref.ref(parameter))() is not parameter:
+        if self._users.setdefault(address, weakref.ref(parameter))() is not parameter:
             return False
         _ADDRESSES.add(address)
         parameter.data = tensor
@@ -70,6 +75,19 @@ class MappedFile:
         """True if a parameter still has its values in the file; false after a conversion, for example."""
         found = ((address, user()) for address, user in self._users.items())
         return any(parameter is not None and parameter.data_ptr() == address for address, parameter in found)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One tensor with the memory of tensors that follow each other in a file; ``None`` if they do not."""
+    first, follow = tensors[0], (one.data_ptr() + one.nbytes == two.data_ptr() for one, two in pairwise(tensors))
+    if not all(one.is_contiguous() and one.dtype == first.dtype for one in tensors) or not all(follow):
+        return None
+    if len(tensors) == 1:
+        return first
+    # A tensor of safetensors cannot be extended, but an array of NumPy can; the mapping, of the whole file, stays.
+    of_first = first.flatten().view(torch.uint8).numpy()
+    joined = np.lib.stride_tricks.as_strided(of_first, (sum(one.nbytes for one in tensors),))
+    return torch.from_numpy(joined).view(first.dtype).view(sum(map(len, tensors)), *first.shape[1:])
 
 
 def check_unchanged(model: nn.Module) -> None:

@@ -36,7 +36,8 @@ class InputLine:
     Attributes:
         number: number of the line, from 0.
         text: the line without languages and phrases.
-        sources: for each model ``(S,)`` int64 source ids, end-of-sentence included; no tensors for an empty line.
+        sources: for each model ``(S,)`` int64 source ids, end-of-sentence included; no tensors for an empty line. A
+            line stage may set them before the line is encoded, empty ones for models that read the text.
         member_sources: the text that each member reads.
         demanded: the phrases that the output must contain, each as its alternatives.
         phrases: the same in target ids.
@@ -100,6 +101,7 @@ class InputLine:
             notes=[*self.notes, *notes],
             constraints=["|".join(text.replace("|", r"\|") for text in phrase) for phrase in phrases],
             prefix=self.prefix,
+            languages={key: code for key, code in self.languages._asdict().items() if code},
             member_sources=list(self.member_sources),
         )
 
@@ -208,7 +210,7 @@ class InputEncoder:
         """
         check_text(line, f"line {number + 1}")
         check_text(prefix, f"the prefix of line {number + 1}")
-        rest, languages = self.languages.read(number, line) if line.strip() else (line, LineLanguages())
+        rest, languages = self.languages.read(number, line) if line.strip() else (line, self.languages.fixed)
         text, *phrases = rest.split("\t") if self.cfg.constraints else [rest]
         demanded = list(map(split_alternatives, phrases))
         return InputLine(number, text, prefix=prefix, languages=languages, demanded=demanded)
@@ -231,7 +233,7 @@ class InputEncoder:
         sources, texts = self._read_sources(read, notes)
         read = replace(read, member_sources=texts, notes=notes)
         if len(sources) < len(self.models):
-            return replace(read, extras={})
+            return replace(read, sources=(), extras={})
         longest = self.longest_output(sources)
         demanded, phrases = self._encode_phrases(read.demanded, longest + 2, notes)
         prefix_tokens = self._encode_prefix(read, longest, notes) if read.prefix else ()
@@ -257,6 +259,7 @@ class InputEncoder:
         for index, model in enumerate(self.models):
             read = source_text(self.sources[index], line.text, line.number) if index < len(self.sources) else line.text
             ids, longest = encode_source(model.task, read, line.languages), model.model.max_positions()[0]
+            ids = next((given for given in line.sources[index : index + 1] if len(given)), ids)
             if (room := output_room(model, ids)) is not None and room < 1:
                 notes.append(
                     f"the prompt has {len(ids)} tokens and the model {longest} positions, so the output is empty"

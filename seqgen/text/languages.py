@@ -55,15 +55,15 @@ class LanguageReader:
             if not (name := str(getattr(cfg, key))):
                 continue
             given = f"generation.{key}={name}"
-            if self.languages is None:
+            if self.languages is None and f"{{{key}}}" not in getattr(cfg, "prompt", ""):
                 raise ConfigError(
                     f"{given} chooses a language, but the model has no languages to choose from; remove it"
                 )
-            if key == "source_lang" and not self.languages.source_lang:
+            if key == "source_lang" and self.languages is not None and not self.languages.source_lang:
                 raise ConfigError(
                     f"{given} has no effect, because the model is not told the language of its source; remove it"
                 )
-            for task in (model.task for model in models if not model.task.encodes_by_tokenizer):
+            for task in (one.task for one in models if self.languages and not one.task.encodes_by_tokenizer):
                 raise ConfigError(
                     f"generation.{key} cannot be used with a {type(task).__name__}, which encodes text in its own way; "
                     "remove it"
@@ -71,7 +71,8 @@ class LanguageReader:
             if found := _FIELD.fullmatch(name):
                 self.fields[key] = int(found[1]) - 1
             else:
-                codes[key] = self.languages.code(name, f"generation.{key}")
+                # in the prompt of a model without languages, a name stands for itself
+                codes[key] = self.languages.code(name, f"generation.{key}") if self.languages else name
         self.fixed = LineLanguages(**codes)
 
     def read(self, number: int, line: str) -> tuple[str, LineLanguages]:
@@ -89,7 +90,7 @@ class LanguageReader:
         Raises:
             DataError: the line has too few fields, or a field is not a language.
         """
-        if not self.fields or self.languages is None:
+        if not self.fields:
             return line, self.fixed
         fields, codes = line.split("\t"), dict[str, str]()
         for key, index in self.fields.items():
@@ -98,7 +99,9 @@ class LanguageReader:
                 count = f"{len(fields)} field{'s' if len(fields) > 1 else ''}"
                 raise DataError(f"{where}: the line has only {count}; separate fields by tabs")
             try:
-                codes[key] = self.languages.code(fields[index].strip(), where)
+                codes[key] = (
+                    self.languages.code(fields[index].strip(), where) if self.languages else fields[index].strip()
+                )
             except ConfigError as error:
                 raise DataError(str(error)) from None
         rest = [field for index, field in enumerate(fields) if index not in self.fields.values()]

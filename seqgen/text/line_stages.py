@@ -31,6 +31,7 @@ register_line_stage = LINE_STAGES.register
 _DECLARED = {
     "input_split": "seqgen.addons.paragraphs.stage",
     "glossary": "seqgen.addons.glossary.stage",
+    **dict.fromkeys(("prompt", "chat"), "seqgen.addons.prompts.stage"),
     "quality_features": "seqgen.addons.confidence.stage",
     "confidence": "seqgen.addons.confidence.stage",
     "certificate": "seqgen.addons.catalogue.certificate",

@@ -35,14 +35,23 @@ TextModel: TypeAlias = LoadedModel | ModelInMemory
 """A model with its task and decoding settings."""
 
 
+def share_vocabulary(one: TextModel, other: TextModel) -> bool:
+    """Whether two models generate the same tokens; special ids may differ if both are decoder-only.
+
+    These read no start token: a base model and the one that was tuned for instructions have different ends.
+    """
+    first, second = one.task.target_dictionary, other.task.target_dictionary
+    decoder_only = one.model.continues_source and other.model.continues_source
+    return first.symbols == second.symbols if decoder_only else first == second
+
+
 def cross_vocabulary(members: Sequence[TextModel]) -> Any:
     """What resolves the settings of models with different target vocabularies; ``None`` if they share one.
 
     Raises:
         MissingAddonError: the vocabularies differ, and the add-on is not installed.
     """
-    first = members[0].task.target_dictionary
-    if all(member.task.target_dictionary == first for member in members[1:]):
+    if all(share_vocabulary(members[0], member) for member in members[1:]):
         return None
     what = "an ensemble of models with different target vocabularies"
     return import_declared("seqgen.addons.cross_vocabulary.ensemble", what).CrossVocabulary(members)

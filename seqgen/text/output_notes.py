@@ -87,7 +87,9 @@ class OutputNotes:
             Words that follow "the output" in a note, such as "was cut off ..."; empty if no limit changed it.
         """
         cfg, size, forces_end = self.cfg, len(item.tokens), self.setup.forces_end
-        whole = size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
+        whole = (
+            not item.forced_end if item.member_tokens else size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
+        )
         listing = next((key for key in keys_tagged(LISTS_OUTPUTS) if getattr(cfg, key)), "")
         rest = f" (it is only the beginning of a line of generation.{listing})" if listing and not whole else ""
         if item.member_tokens is not None and not whole:

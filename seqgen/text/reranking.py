@@ -277,7 +277,7 @@ class Reranker(Component):
 
     ``build`` receives the models that decode (``resources.models``) and the settings of their ensemble. A reranker that
     scores text with ``Translator(resources.models, **resources.ensemble)`` uses the same sources, weights and
-    combination as the search.
+    combination as the search; the settings ``**translation.languages`` of its calls are the languages of the line.
     """
 
     setting = "rerank"

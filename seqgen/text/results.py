@@ -68,6 +68,8 @@ class Translation:
         hypotheses: best first; none for an empty line.
         constraints: phrases that the output must contain (``generation.constraints``, and those of line stages).
         prefix: the forced beginning of every hypothesis; empty if there is none.
+        languages: those of the line, by the keys ``source_lang`` and ``target_lang`` with which ``Translator`` reads
+            ``source`` alike; without those that are not told.
         member_sources: what each member of the ensemble reads (``generation.member_sources``), by default the line;
             none for an empty line.
         notes: messages for the user, for example about a truncation.
@@ -82,6 +84,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
     prefix: str = ""
+    languages: Mapping[str, str] = field(default_factory=dict)
     member_sources: list[str] = field(default_factory=list)
     sentences: list[Translation] = field(default_factory=list)
     extras: Mapping[str, Any] = field(default_factory=dict)

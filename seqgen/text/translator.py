@@ -35,11 +35,17 @@ from seqgen.decoding.observers import Streamer
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.modules.dtypes import note_on, to_dtype
+from seqgen.modules.dtypes import dtype_to_load, note_on, to_dtype
 from seqgen.system.reading import version_of
 from seqgen.text.input_line import check_text
 from seqgen.text.languages import LanguageReader
-from seqgen.text.members import TextModel, cross_vocabulary, note_if_language_unset, settings_of_models
+from seqgen.text.members import (
+    TextModel,
+    cross_vocabulary,
+    note_if_language_unset,
+    settings_of_models,
+    share_vocabulary,
+)
 from seqgen.text.results import Details, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
@@ -82,13 +88,16 @@ class Translator:
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
         self._settings = (settings or Settings()).with_layer(USER, keys)
+        self.dtype = str(self._settings.get("dtype", ""))
         self.members: list[TextModel] = []
         for item in given:
-            self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+            dtype = dtype_to_load(self.dtype)
+            self.members.extend(
+                load_models([str(item)], device, dtype=dtype) if isinstance(item, str | Path) else [item]
+            )
         self._across = cross_vocabulary(self.members)
         # refuses settings that exclude each other
         self._resolved = self._key(self._settings), self._completed(self._settings)
-        self.dtype = str(self._settings.get("dtype", ""))
         self.models = [to_dtype(one.model, self.dtype) if self.dtype else one.model for one in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
@@ -284,9 +293,9 @@ class Translator:
     def _draft(self, path: str) -> TextModel:
         """Load the draft model, once for each path."""
         if path not in self._drafts:
-            draft: TextModel = load_model(path, self.device, torch.float32)
-            known, other = self.task.target_dictionary, draft.task.target_dictionary
-            if known != other:
+            draft: TextModel = load_model(path, self.device, dtype_to_load(self.dtype))
+            if not share_vocabulary(self.members[0], draft):
+                known, other = self.task.target_dictionary, draft.task.target_dictionary
                 raise CheckpointError(
                     f"generation.draft={path} has another target vocabulary ({len(other)} tokens) than model 1 "
                     f"({len(known)} tokens); a draft needs a model trained with the same one"

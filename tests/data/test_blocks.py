@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from seqgen.core.errors import DataError
 from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
 
-EOS = 2
+EOS, BEGIN = 2, 3
 
 
 class Lines:
@@ -29,7 +29,7 @@ class Lines:
 
 
 def examples(lines: list[list[int]], mode: str, size: int) -> list[tuple[list[int], list[int]]]:
-    dataset = BlockDataset(Lines(lines), EOS, mode, size)  # type: ignore[arg-type]
+    dataset = BlockDataset(Lines(lines), EOS, BEGIN, mode, size)  # type: ignore[arg-type]
     found = [dataset.example(i) for i in range(len(dataset))]
     assert [example.id for example in found] == list(range(len(dataset)))
     assert dataset.lengths().tolist() == [[len(e.source), len(e.target)] for e in found if e.target is not None]
@@ -38,9 +38,9 @@ def examples(lines: list[list[int]], mode: str, size: int) -> list[tuple[list[in
 
 def reference(lines: list[list[int]], mode: str, size: int) -> list[tuple[list[int], list[int]]]:
     """Blocks of the text, each token with the token before it, cut line by line in plain Python."""
-    previous, text = EOS, []
+    text = []
     for line in lines:
-        pairs = []
+        pairs, previous = [], BEGIN
         for token in [*line, EOS]:
             pairs.append((previous, token))
             previous = token
@@ -78,7 +78,7 @@ def test_a_text_in_blocks_of_four(mode: str, expected: list[list[int]]) -> None:
 
 
 def test_blocks_that_fit_into_the_model_are_used_as_they_are() -> None:
-    dataset = BlockDataset(Lines(TEXT), EOS, "none", 10)  # type: ignore[arg-type]
+    dataset = BlockDataset(Lines(TEXT), EOS, BEGIN, "none", 10)  # type: ignore[arg-type]
     assert dataset.limited(4, 10) is dataset
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import tests.text.test_rerank  # noqa: F401  # registers a reranker
 from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
@@ -116,6 +117,10 @@ def test_each_line_has_its_target_language(
         assert [t.source for t in translations] == LINES
         found = [[(h.tokens.tolist(), pytest.approx(h.score, abs=1e-4)) for h in t.hypotheses] for t in translations]
         assert found == wanted
+    for line, ranked in zip(lines, translator.translate(lines, rerank="test_rescoring", **settings), strict=True):
+        texts, options = [item.text for item in ranked.hypotheses], {"target_lang": "field2", **keys}
+        again = translator.score([line] * 3, texts, normalize_scores=False, **options)
+        assert [item.rerank_score for item in ranked.hypotheses] == pytest.approx([item.score for item in again])
     one = translator.translate(LINES[:2], **{**settings, "target_lang": targets[0]})
     assert [h.tokens.tolist() for h in one[0].hypotheses] == [tokens for tokens, _ in wanted[0]]
     assert [h.tokens.tolist() for h in one[1].hypotheses] != [tokens for tokens, _ in wanted[1]]

@@ -71,6 +71,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_critic_of_the_page_reads_the_scores_of_a_member() -> None:
+    page = (EXAMPLES.parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^class Critic.*?(?=^```)", page, re.M | re.S)
+    names = {name: getattr(seqgen.extend, name) for name in ("LogitsProcessor", "MEMBER_LPROBS")} | {"torch": torch}
+    exec(block, names)
+    keys = {**SETTINGS, "combination": "fusion", "combination.weight": 0.0, "processors": [names["Critic"]()]}
+    found = Translator([text_model(seed=seed) for seed in (0, 1)], **keys).translate(TEXTS, return_scores=True)
+    for hypothesis in chain.from_iterable(translation.hypotheses for translation in found):
+        model, critic = hypothesis.member_scores
+        torch.testing.assert_close(hypothesis.positional_scores, model + 0.5 * critic, atol=1e-6, rtol=0)
+
+
 def by_command(runs: Path, example: str, *keys: str, path: str = "a") -> list[dict[str, Any]]:
     """The JSON lines of ``seqgen-generate`` with an example as ``common.user_dir``."""
     files = [f"common.user_dir={EXAMPLES / example}.py", f"path=[{','.join(str(runs / name) for name in path)}]"]

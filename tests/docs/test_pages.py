@@ -125,6 +125,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / block.split()[1]).write_text(block)
     write_model(folder / "nllb", "NllbTokenizer")
     write_model(folder / "flan-t5", "PegasusTokenizer")
+    write_model(folder / "SmolLM2", "ByT5Tokenizer", decoder_only=True)
     write_models(folder, [*lines, *answers])
     joeynmt_models.write(folder / "joeynmt-en-de")
     cached = folder / "xdg" / "seqgen" / "firefox" / "en-pt"
@@ -183,11 +184,12 @@ def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch
         for run_ in (workplace / "runs").iterdir():
             if f"runs/{run_.name}" not in trained:
                 (place / "runs" / run_.name).symlink_to(run_)
-    named = {name for line in commands for name in re.findall(r"hf:([^@\s]+)", line)}
+    named = {name for line in commands for name in re.findall(r"hf:([^@\s,\]]+)", line)}
     hub = serve(place / "hub", monkeypatch) if named else None
     for name in named:
         for revision in ("main", "v1.0"):
-            hub.add(name, workplace / ("flan-t5" if "flan-t5" in name else "nllb"), revision)
+            folder = next((one for one in ("flan-t5", "SmolLM2") if one in name), "nllb")
+            hub.add(name, workplace / folder, revision)
     for line in commands:
         run(line)
     if hub is not None:
@@ -196,7 +198,6 @@ def test_shown_commands_run(page: str, workplace: Path, place: Path, monkeypatch
 
 PYTHON = [
     ("../README.md", "from seqgen import Tr", 1),
-    ("decoding.md", "", 2),
     ("models.md", ".*(target_lang|save_pretrained)", 0),
     ("inspection.md", "(?!.*import Trace\n)", 9),
     pytest.param("inspection.md", ".*import Trace\n", 1, marks=pytest.mark.slow),

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from examples.papers.context_aware import ContextAware
+from examples.papers.contrastive_decoding import ContrastiveDecoding
 from examples.papers.contrastive_sources import Contrast, RandomLine
 from examples.papers.knn_mt import KnnMT, write_datastore
-from examples.papers.shallow_fusion import DensityRatio
+from examples.papers.proxy_tuning import ProxyTuning
 from seqgen.core.combinations import Combination
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.task import PromptTask
 from seqgen.text.members import ModelInMemory
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
@@ -46,7 +50,6 @@ def contrast(p: Tensor, *others: Tensor, weights: list[float]) -> Tensor:
     ("combination", "formula"),
     [
         (ContextAware(0.8), lambda p, q: (1.8 * p - 0.8 * q).log_softmax(-1)),
-        (DensityRatio(source_weight=0.4, target_weight=0.7), lambda p, q, r: p - 0.4 * q + 0.7 * r),
         (Contrast([0.3, 0.1]), lambda p, q, r: contrast(p, q, r, weights=[0.3, 0.1])),
         (Contrast([0.4]), lambda p, q, r: contrast(p, q, r, weights=[0.4, 0.4])),  # the weight of each
     ],
@@ -85,6 +88,49 @@ def test_a_source_is_a_second_field(source: str, batch_size: int, tmp_path: Path
         shown.append([found, [line.score for line in translator.score(texts, TEXTS[::-1])]])
     assert shown[0][0] == [[(tokens, pytest.approx(score, abs=1e-5)) for tokens, score in line] for line in shown[1][0]]
     assert shown[0][1] == pytest.approx(shown[1][1], abs=1e-6)
+
+
+def contrastive_reference(expert: Tensor, amateur: Tensor) -> Tensor:
+    """Contrastive decoding with alpha 0.2 and temperature 0.5, from the logits ``(V,)`` of one step, by its paper."""
+    p, q = expert.softmax(-1), (amateur / 0.5).softmax(-1)
+    head = [token for token in range(len(p)) if p[token] >= 0.2 * p.max()]
+    return torch.tensor([math.log(p[token] / q[token]) if token in head else -math.inf for token in range(len(p))])
+
+
+def proxy_reference(base: Tensor, tuned: Tensor, untuned: Tensor) -> Tensor:
+    """Proxy tuning with alpha 0.7: the formula of its paper has logits."""
+    return (base + 0.7 * (tuned - untuned)).softmax(-1).log()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("combination", "reference"),
+    [(ContrastiveDecoding(0.2, 0.5), contrastive_reference), (ProxyTuning(0.7), proxy_reference)],
+)
+def test_language_models_of_different_sizes_by_enumeration(combination: Combination, reference: Any) -> None:
+    """Each score is that of the members' passes over prompt and output, without cache, padding and other lines."""
+    words, prompts, count = dictionary(2), ["w0 w1 w1 w0", "", "w1"], 5
+    small = Dictionary(words.symbols, eos=0)  # its prompts and outputs have another end, as after tuning
+    shapes = [(words, 32, 3), (small, 16, 1), (words, 16, 1)][: len(inspect.signature(reference).parameters)]
+    members = []
+    for seed, (known, size, layers) in enumerate(shapes):
+        task = PromptTask(None, WhitespaceTokenizer(known), WhitespaceTokenizer(known))
+        members.append(text_model("llama_tiny", seed, task, 3.0, hidden_size=size, num_hidden_layers=layers))
+
+    def scores(line: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+        sources = [member.task.encode_source(prompts[line[0]]) for member in members]
+        target = torch.tensor([[0, *history]])
+        passes = [m.model(s[None], torch.tensor([len(s)]), target) for m, s in zip(members, sources, strict=True)]
+        return reference(*(out.logits[0, -1] for out in passes))
+
+    wanted = [ranked_outputs(scores, (number,), len(words), 3, count) for number in range(len(prompts))]
+    assert len({output for found in wanted for output, _ in found}) > count, "prompts matter"
+    for batch_size in (1, 3):
+        options: dict[str, Any] = {"beam": 100, "nbest": count, "max_len_b": 3, "batch_size": batch_size}
+        found = Translator(members, combination=combination, **options).translate(prompts)
+        for line, pairs in zip(found, wanted, strict=True):
+            allowed = [(output, pytest.approx(score, abs=1e-6)) for output, score in pairs if score > -math.inf]
+            assert as_pairs(line.hypotheses) == allowed  # positions are rotated in float32
 
 
 PAIRS = [(text, f"{text} w4 w9") for text in TEXTS] + [("w7 w8", "w8 w7"), ("w2 w2 w6", "w6 w12")]

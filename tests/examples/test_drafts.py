@@ -76,7 +76,8 @@ NO_CACHE, PROMPTS = {"use_cache": False, "no_repeat_ngram_size": 2}, [(4, 9, 12,
         (with_trees("transformer_tiny", 1, 1, 1), ["transformer_tiny", "lstm_tiny"], {"semantics": "huggingface"}),
         (with_trees("lstm_tiny", 3, 2, 1), ["transformer_tiny", "t5_tiny"], {"lazy_compaction": False}),
         (with_trees("fconv_tiny", 3, 2, 1), ["fconv_tiny", "transformer_tiny"], NO_CACHE),
-        (with_trees("transformer_lm_tiny", 3, 2, 1), ["transformer_lm_tiny"], {"max_len": 5, "sources": PROMPTS}),
+        (with_trees("llama_tiny", 3, 2, 1), ["transformer_lm_tiny"], {"max_len": 5, "sources": PROMPTS}),
+        (with_trees("llama_tiny", 3, 2, 1), ["llama_sliding"], {"max_len": 5, "sources": PROMPTS}),
     ],
 )
 def test_the_output_is_that_of_greedy_search(search: Any, names: list[str], options: Any, tmp_path: Path) -> None:

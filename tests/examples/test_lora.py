@@ -54,7 +54,7 @@ def logits(model: Any, source: Any = SOURCE) -> Tensor:
         return model(*source).logits  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "fconv_tiny"])
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "fconv_tiny", "llama_tiny"])
 def test_the_merged_model_is_a_base_that_computes_the_same(name: str) -> None:
     """New adapters change nothing; in training without dropout all is as in evaluation, and with all inputs of A
     dropped, training computes the base.

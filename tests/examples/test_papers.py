@@ -12,6 +12,7 @@ from examples.papers.align_att import AlignAtt
 from examples.papers.arithmetic_sampling import ArithmeticSampling
 from examples.papers.bilevel import BilevelSearch
 from examples.papers.context_aware import ContextAware
+from examples.papers.contrastive_decoding import ContrastiveDecoding
 from examples.papers.contrastive_sources import Contrast
 from examples.papers.determinantal_beams import DeterminantalBeams
 from examples.papers.dola import Dola
@@ -23,6 +24,7 @@ from examples.papers.mbr.low_rank import LowRankMbr
 from examples.papers.mbr.pruning import PrunedMbr
 from examples.papers.mc_dropout import McDropout
 from examples.papers.poisson_beams import PoissonBeams
+from examples.papers.proxy_tuning import ProxyTuning
 from examples.papers.shallow_fusion import DensityRatio
 from examples.papers.simultaneous import WaitK
 from examples.papers.stochastic_beam import StochasticBeam
@@ -52,6 +54,7 @@ papers/align_att search=align_att
 papers/arithmetic_sampling search=arithmetic
 papers/bilevel search=bilevel
 papers/context_aware combination=context_aware
+papers/contrastive_decoding combination=contrastive_decoding
 papers/contrastive_sources combination=contrast combination.weights=[0.3]
 papers/determinantal_beams search=determinantal
 papers/dola processor=dola processor.dola.layers=[1]
@@ -60,6 +63,7 @@ papers/lookahead search=lookahead
 papers/lora model=lora model.rank=2 model.base=transformer_tiny
 papers/lora model=lora model.rank=2 model.base=t5_tiny
 papers/lora model=lora model.rank=2 model.base=fconv_tiny
+papers/lora model=lora model.rank=2 model.base=llama_tiny
 papers/mc_dropout search=mc_dropout search.rate=0.2
 papers/poisson_beams search=poisson_beams
 papers/simultaneous search=wait_k
@@ -123,7 +127,9 @@ BY_KEYS: list[tuple[str, dict[str, Any], Any]] = [
     ("search=wait_k", {"k": 1}, WaitK(1)),
     ("combination=contrast", {"weights": [0.4]}, Contrast([0.4])),
     ("combination=context_aware", {"alpha": 0.8}, ContextAware(0.8)),
+    ("combination=contrastive_decoding", {"alpha": 0.001, "temperature": 0.8}, ContrastiveDecoding(0.001, 0.8)),
     ("combination=density_ratio", {"source_weight": 0.3, "target_weight": 0.6}, DensityRatio(0.3, 0.6)),
+    ("combination=proxy_tuning", {"alpha": 0.4}, ProxyTuning(0.4)),
     ("rerank=mbr_aggregated", {"finalists": 3}, AggregatedMbr(Chrf(), finalists=3)),
     ("rerank=mbr_low_rank", {"rank": 1, "reduction": 2.0}, LowRankMbr(Chrf(), rank=1, reduction=2.0)),
     ("rerank=mbr_pruned", {"alpha": 0.5, "first": 2}, PrunedMbr(Chrf(), alpha=0.5, first=2)),
@@ -141,7 +147,7 @@ def shown(found: list[Translation]) -> list[list[Any]]:
 def test_the_keys_of_a_component_make_its_object(component: str, keys: dict[str, Any], wanted: Any) -> None:
     """And each of them matters."""
     kind, name = component.split("=")
-    models = {"bilevel": 2, "context_aware": 2, "contrast": 2, "density_ratio": 3}.get(name, 1)
+    models = {"density_ratio": 3, "proxy_tuning": 3}.get(name, 2 if kind == "combination" or name == "bilevel" else 1)
     nbest = 1 if name == "align_att" else 4
     members = [text_model(seed=seed, decoder_layers=4) for seed in range(models)]
     translator = Translator(members, beam=4, nbest=nbest, max_len_b=7)

@@ -50,9 +50,9 @@ def contrast(distributions: dict[int, Tensor], last: int, alpha: float) -> Tenso
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "transformer_lm_tiny"])
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "transformer_lm_tiny", "llama_tiny"])
 def test_dola_is_the_formula(name: str) -> None:
-    depth = {"num_decoder_layers" if name == "t5_tiny" else "decoder_layers": 4}
+    depth = {{"t5_tiny": "num_decoder_layers", "llama_tiny": "num_hidden_layers"}.get(name, "decoder_layers"): 4}
     loaded = text_model(name, sharpness=1.2, **depth)
     model: Any = loaded.model
     layers = len(model.decoder.layers)

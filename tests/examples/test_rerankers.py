@@ -14,11 +14,12 @@ import examples.papers.noisy_channel  # noqa: F401  # registers the reranker
 from examples.papers.marginalized_tokenizations import MarginalConfig, estimate
 from examples.papers.quality_estimation import FUNCTIONS, batch_quality
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.text.members import ModelInMemory
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
-from tests.text_models import TEXTS, task_of, text_model
+from tests.scripted_model import dictionary
+from tests.text_models import TEXTS, task_for, task_of, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +31,7 @@ def log_probability(models: Sequence[ModelInMemory], source: str, target: Sequen
     """Of tokens with end-of-sentence, by the mean of the models' probabilities."""
     task, ids = models[0].task, torch.tensor([*target])
     given, prefix = task.encode_source(source).unsqueeze(0), ids.roll(1).unsqueeze(0)
+    prefix[:, 0] = models[0].model.start_token(task.target_dictionary.eos())
     with torch.no_grad():
         each = [item.model(given, torch.tensor([given.size(1)]), prefix).logits[0].softmax(-1) for item in models]
     return float(torch.stack(each).mean(0).log().gather(1, ids.unsqueeze(1)).sum())
@@ -55,9 +57,14 @@ def of_each(score: Callable[[Translation, TextHypothesis], float]) -> Callable[[
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
-def test_noisy_channel(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["transformer_tiny", "transformer_tiny", "transformer_lm_tiny"]
-    direct, channel, lm = (text_model(name, seed=seed, sharpness=1.2) for seed, name in enumerate(names))
+@pytest.mark.parametrize(
+    "names", [("transformer_tiny", "t5_tiny", "llama_tiny"), ("llama_tiny", "transformer_tiny", "transformer_lm_tiny")]
+)
+def test_noisy_channel(names: tuple[str, ...], batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all outputs of up to three tokens; the direct model is an encoder-decoder, or reads a prompt."""
+    words = WhitespaceTokenizer(dictionary(2))
+    models = [text_model(name, 2 * seed, task_for(name, words)) for seed, name in enumerate(names)]
+    direct, channel, lm = models
     paths = {"reverse": channel, "lm": lm}
     monkeypatch.setattr("seqgen.text.translator.load_models", lambda given, device: [paths[path] for path in given])
     keys = {"channel": "reverse", "lm": "lm", "channel_weight": 0.8, "lm_weight": 0.5}
@@ -67,9 +74,11 @@ def test_noisy_channel(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None
         others = 0.8 * of_text(channel, item.text, line.source) + 0.5 * of_text(lm, "", item.text)
         return of_text(direct, line.source, item.text) / len(item.tokens) + others / (len(line.source.split()) + 1)
 
-    translator = Translator(direct, **OPTIONS)
-    found = translator.translate(TEXTS, batch_size=batch_size, **by_key)
-    assert_ranked(translator.translate(TEXTS), found, of_each(score))
+    translator = Translator(direct, **{**OPTIONS, "max_len_a": 0, "max_len_b": 3, "beam": 14, "nbest": 14})
+    lines = ["w1 w0", "w0 w1 w1 w0 w1", "w1"]
+    plain, found = translator.translate(lines), translator.translate(lines, batch_size=batch_size, **by_key)
+    assert_ranked(plain, found, of_each(score))
+    assert all(len({item.text for item in one.hypotheses}) == 2 + 4 + 8 for one in found)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])

@@ -182,7 +182,7 @@ def test_the_tokens_of_beams_are_the_same_whenever_they_are_read() -> None:
     assert crossed
 
 
-@pytest.mark.parametrize("name", ["transformer_lm_tiny", "transformer_tiny"])
+@pytest.mark.parametrize("name", ["transformer_lm_tiny", "llama_sliding", "transformer_tiny"])
 @torch.inference_mode()
 def test_sessions_are_merged_after_their_first_step_only(name: str) -> None:
     """Before it, prompts of different lengths would be padded on the right."""

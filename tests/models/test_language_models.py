@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from examples.papers.shallow_fusion import DensityRatio
+from seqgen.core.context import StepContext
+from seqgen.core.processors import LogitsProcessor
 from seqgen.core.structures import Source
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import FAIRSEQ_IDS, SentencePieceTokenizer, train_sentencepiece
+from seqgen.decoding.combinations import Fusion
+from seqgen.text.members import ModelInMemory
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import WordStreamer
 from tests.commands import sentences
+from tests.exhaustive import ranked_outputs
+from tests.generation.test_sampling import chi_square
+from tests.hypotheses import as_pairs, assert_same_pairs
 from tests.language_models import PROMPTS, language_model
 from tests.model_zoo import registered
-from tests.text_models import text_model
+from tests.scripted_model import dictionary
+from tests.text_models import next_scores, task_for, text_model
+
+
+@pytest.fixture(autouse=True, params=["transformer_lm", "llama"])
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has language models of this kind."""
+    monkeypatch.setattr("tests.language_models.KIND", request.param)
+
 
 SHORT: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 9}
 
@@ -114,21 +132,83 @@ def test_a_prompt_counts_as_written_but_for_its_first_token() -> None:
     assert short.hypotheses[0].score > -torch.inf
 
 
-def test_a_translation_model_fused_with_a_language_model() -> None:
-    """The language model reads no source: each token's score is that of the formula."""
-    lm, weight = language_model(3), 0.4
-    translation_model = text_model(seed=1)
-    texts = ["w1 w5 w8", "w3 w4 w5 w6 " * 10]  # the second has more tokens than the language model's positions
-    keys: dict[str, Any] = {"member_sources": ["input", "empty"], "combination": "fusion", "combination.weight": weight}
-    found = Translator([translation_model, lm], beam=2, max_len_b=9, **keys).translate(texts)
-    for text, translation in zip(texts, found, strict=True):
-        assert not any("positions" in note for note in translation.notes)
-        tokens = translation.hypotheses[0].tokens
-        (of_source,) = Translator(translation_model).score([text], [translation.text])
-        (of_text,) = Translator(lm).score([""], [translation.text])
-        expected = of_source.positional_scores + weight * of_text.positional_scores
-        assert of_source.tokens.tolist() == tokens.tolist()
-        assert translation.hypotheses[0].positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+# ---- with an encoder-decoder
+
+TWO_FIELDS = ["w0 w1\tw1", "w1 w1 w0 w0 w1\t", "w1\tw0 w0 w1 w0"]
+
+
+def tiny(name: str, seed: int) -> ModelInMemory:
+    return text_model(name, seed, task_for(name, WhitespaceTokenizer(dictionary(2))), 1.8)
+
+
+class Critic(LogitsProcessor):
+    """Adds the weighted log-probabilities of another model, which reads the second field of the line."""
+
+    def __init__(self, model: ModelInMemory, weight: float):
+        self.model, self.weight = model, weight
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        scores = [next_scores(self.model, line.split("\t")[1]) for line in context.source_texts or ()]
+        rows = enumerate(context.tokens.tolist())
+        other = [scores[row // context.rows_per_sentence](tuple(tokens)) for row, tokens in rows]
+        return lprobs + self.weight * torch.stack(other)
+
+
+MIXED: dict[str, tuple[int, Callable[..., dict[str, Any]], Callable[..., Tensor]]] = {
+    "fusion": (2, lambda other: {"combination": Fusion(0.4)}, lambda p, q, r: p + 0.4 * q),
+    "mean": (2, lambda other: {"combination.weights": [3, 1]}, lambda p, q, r: (0.75 * p.exp() + 0.25 * q.exp()).log()),
+    "density ratio": (3, lambda other: {"combination": DensityRatio(0.3, 0.6)}, lambda p, q, r: p - 0.3 * q + 0.6 * r),
+    "critic": (1, lambda other: {"processors": [Critic(other, 0.5)]}, lambda p, q, r: p + 0.5 * q),
+}
+"""How many of three models are members, the settings, and the scores of a step by those of the models."""
+
+
+@pytest.mark.parametrize("how", MIXED)
+@pytest.mark.parametrize("names", [("t5_tiny", "llama_tiny"), ("llama_tiny", "transformer_tiny")], ids="-".join)
+def test_both_kinds_together_by_enumeration(names: tuple[str, str], how: str) -> None:
+    """All outputs of up to three tokens; the first model reads a field, the second another one, and a third nothing."""
+    models = [tiny(name, seed) for seed, name in enumerate((*names, "transformer_lm_tiny"))]
+    members, settings, formula = MIXED[how]
+    keys = {"member_sources": ["field1", "field2", "empty"][:members], **settings(models[1])}
+    found = Translator(models[:members], beam=90, nbest=90, max_len_a=0, max_len_b=3, batch_size=2, **keys).translate(
+        TWO_FIELDS
+    )
+    each = [[next_scores(*pair) for pair in zip(models, [*line.split("\t"), ""], strict=True)] for line in TWO_FIELDS]
+    for number, one in enumerate(found):
+        expected = ranked_outputs(
+            lambda line, history: formula(*(known(history) for known in each[line[0]])), (number,), 6, 3, 90
+        )
+        assert len(expected) == 4 + 16 + 64
+        assert_same_pairs(as_pairs(one.hypotheses), expected)
+
+
+@pytest.mark.parametrize("names", [("llama_tiny", "t5_tiny"), ("transformer_tiny", "llama_tiny")], ids="-".join)
+def test_one_kind_drafts_for_the_other(names: tuple[str, str]) -> None:
+    """Greedy outputs are those without drafts, and each output is drawn with its probability under the model."""
+    model, draft = (tiny(name, seed) for seed, name in enumerate(names, start=1))
+    lines = ["w0 w1 w1", "w1", "w0 w0 w0 w1 w1 w0"]
+    translator = Translator(model, draft="other", beam=1, max_len_a=0, max_len_b=12)
+    translator._drafts = {"other": draft}
+    for size in (1, 3):
+        expected = translator.translate(lines, draft="", batch_size=size)
+        assert_same(translator.translate(lines, batch_size=size), expected)
+    assert 0 < translator.prepare(batch_size=3).generator.setup.search.acceptance_rate < 1
+    keys = {"draft": "itself", "member_sources": ["field2"]}  # which the draft reads, too
+    translator._drafts |= {"itself": model}
+    assert_same(translator.translate([f"w1\t{line}" for line in lines], batch_size=3, **keys), expected)
+    assert translator.prepare(batch_size=3, **keys).generator.setup.search.acceptance_rate == 1
+    keys = {"sampling": True, "beam": 500, "nbest": 500, "max_len_b": 2}
+    for line, one in zip(lines, translator.translate(lines, **keys), strict=True):
+        known, drawn = next_scores(model, line, 2), Counter(tuple(item.tokens.tolist()) for item in one.hypotheses)
+
+        def scores(source: tuple[int, ...], history: tuple[int, ...], known: Any = known) -> Tensor:
+            forbidden = torch.tensor([1] if history else [1, 2])
+            return known(history).index_fill(0, forbidden, -torch.inf).log_softmax(-1) * (len(history) < 2)
+
+        wanted = {tokens: math.exp(score * len(tokens)) for tokens, score in ranked_outputs(scores, (), 6, 2, 20)}
+        assert drawn.keys() <= wanted.keys()
+        counts = torch.tensor([drawn[output] for output in wanted])
+        assert abs(chi_square(counts, torch.tensor([*wanted.values()]))) < 4
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -238,3 +318,21 @@ def test_the_least_length_of_prompt_and_output_counts_no_padding() -> None:
     assert tokens_of(found) == tokens_of([translator.translate([prompt])[0] for prompt in PROMPTS])
     sizes = {len(one.source.split()) + len(one.hypotheses[0].tokens) for one in found}
     assert len(sizes) == 1, sizes
+
+
+def test_beams_share_the_pass_of_their_prompt() -> None:
+    """Each prompt is computed once, unless somebody watches the layers; the outputs are the same."""
+    model = language_model()
+    rows: list[int] = []
+    transform = model.model.decoder.transform
+    model.model.decoder.transform = lambda tokens, *given: rows.append(len(tokens)) or transform(tokens, *given)  # type: ignore[method-assign,misc]
+    keys = {"beam": 3, "nbest": 3, "max_len_a": 0.0, "max_len_b": 7, "batch_size": 5}
+    shared = Translator(model, **keys).translate(PROMPTS)
+    first, handle = rows[0], model.model.decoder.layers[0].register_forward_hook(lambda *_: None)
+    rows.clear()
+    apart = Translator(model, **keys).translate(PROMPTS)
+    handle.remove()
+    assert (first, rows[0]) == (5, 15)
+    for one, other in zip(shared, apart, strict=True):
+        assert [h.text for h in one.hypotheses] == [h.text for h in other.hypotheses]
+        torch.testing.assert_close([h.score for h in one.hypotheses], [h.score for h in other.hypotheses])

@@ -186,7 +186,7 @@ def test_memory_of_long_outputs(histories: str) -> None:
     """Slots grow with the positions, not with beams times positions, where histories come together; or are given up."""
     state, new = IncrementalState(2, 6), heads_of(torch.zeros(12, 1))
     state.beam_indirection = None if histories == "apart for long" else True
-    cache = choose_cache(state, new)
+    cache = choose_cache(state, new, 12)
     for _ in range(500):
         cache = cache.append(new, 12)
         if histories == "shared":
@@ -205,7 +205,7 @@ def test_few_numbers_of_keys_in_bfloat16(beams: int) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         state, found = IncrementalState(1, beams), numbers.setdefault(dtype, set[int]())
         new = heads_of(torch.zeros(beams, 1, dtype=dtype))
-        cache = choose_cache(state, new)
+        cache = choose_cache(state, new, beams)
         for _ in range(100):
             cache = cache.append(new, beams).reorder_beams(torch.randint(beams, (1, beams)))
             found.add(cache.attended(None, False, 1, dtype).keys.size(2))

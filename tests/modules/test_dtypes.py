@@ -14,7 +14,7 @@ from seqgen.system.switches import KERNEL_CHOICE
 from tests.model_zoo import ZOO, build
 from tests.subjects import inputs
 
-BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]
+BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5", "llama"))]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02, "int8": 0.05}
 
 needs_int8 = pytest.mark.skipif(not dtypes._has_int8_instructions(), reason="no instructions for int8 here")

@@ -28,6 +28,23 @@ def test_a_bfloat16_product_in_float32() -> None:
     assert torch.equal(WIDENED.multiply(WIDENED.arrange(matrix), x, bias), wanted)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", kernels_for(torch.bfloat16), ids=lambda kernel: kernel.name)
+def test_a_mapped_weight_of_16_bits_has_one_layout_in_blocks(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_mapped", lambda parameter: True)
+    monkeypatch.setattr(module, "_BLOCK", 10 * 64)
+    fastest = kernel.name
+    monkeypatch.setattr(module, "time_kernels", lambda ks, *_: {one.name: 1 + (one.name != fastest) for one in ks})
+    matrix, bias, x = (torch.randn(shape).bfloat16() for shape in ((33, 64), (33,), (40, 64)))
+    product = MatrixProduct(matrix, kernels_for(torch.bfloat16), [matrix])
+    for rows in (40, 3, 1):
+        found = [product.bound(x[:rows], added)(x[:rows]) for added in (bias, None)]
+        torch.testing.assert_close(found, [F.linear(x[:rows], matrix, added) for added in (bias, None)])
+        assert product.choose(rows).arrange is kernel.arrange
+        fastest = PLAIN.name if kernel is PREPACKED else PREPACKED.name
+    assert [len(layouts) for layouts in product._layouts.values()] == [4]
+
+
 @needs_int8
 @torch.no_grad()
 @each_int8

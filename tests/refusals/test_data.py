@@ -140,7 +140,7 @@ def pairs(target: tuple[str, ...] = (), **options: Any) -> Callable[[Path], Pair
 
 
 def blocks(folder: Path, *lines: str) -> BlockDataset:
-    return BlockDataset(store(folder, *lines), 2, "none", 4)
+    return BlockDataset(store(folder, *lines), 2, 2, "none", 4)
 
 
 FEW = NoiseTokens(1, np.arange(2999, 2996, -1))

@@ -19,12 +19,14 @@ from examples.papers.automata.processor import GrammarConfig, GrammarProcessor
 from examples.papers.automata.regular import RegexConfig, RegexProcessor
 from examples.papers.best_first_beam import BestFirstBeamSearch
 from examples.papers.bilevel import BilevelSearch
+from examples.papers.contrastive_decoding import ContrastiveDecoding
 from examples.papers.exact_search.exact import ExactSearch
 from examples.papers.exact_search.lattice import LatticeSearch
 from examples.papers.lookahead import Lookahead
 from examples.papers.lora import LoRA, LoRAConfig
 from examples.papers.mc_dropout import McDropout
 from examples.papers.poisson_beams import PoissonBeams
+from examples.papers.proxy_tuning import ProxyTuning
 from examples.papers.subword_regularization import Sampler
 from examples.papers.token_healing import TokenHealing, TokenHealingConfig
 from examples.papers.tree_drafts import TreeDrafts, TreeDraftsConfig
@@ -68,6 +70,8 @@ test_searches = refusals(
     decoding({"search": "short_words", "length_penalty": 0.5}, "ranked by weight", "remove length_penalty"),
     decoding({"search": "conformal", "search.file": __file__}, "is not a file of thresholds"),
     decoding({"search": BilevelSearch(), "combination": LogProbabilityMean()}, "combines the members by", models=2),
+    decoding({"combination": ContrastiveDecoding()}, "needs path=[EXPERT,AMATEUR], and there are 3", models=3),
+    decoding({"combination": ProxyTuning()}, "needs path=[BASE,TUNED,UNTUNED], and there are 2", models=2),
     decoding({"observers": [UncertaintyObserver("")]}, "compares the members of an ensemble"),
     (lambda: Translator(text_model(dropout=0.0)).translate(TEXTS, search=McDropout()), "without dropout of features"),
     (lambda: TreeDrafts.build(TreeDraftsConfig("x", [2000]), resources()), "a product of at most 1,024"),

@@ -22,7 +22,7 @@ from tests.huggingface_families import write_folder
 from tests.huggingface_t5 import change_config
 from tests.language_models import language_model
 from tests.model_zoo import _NARROW, build, registered
-from tests.models.huggingface.test_llama import llama_folder
+from tests.models.huggingface.test_llama import gemma3_folder, llama_folder
 from tests.refusals import Row, refusals
 from tests.text_models import text_model
 
@@ -49,6 +49,7 @@ test_configurations = refusals(
     model("t5_tiny", "vocab_size=22 is too small for a vocabulary of 23 tokens", joint=True, vocab_size=22),
     model("t5_tiny", "decoder_start_token_id=23 is outside", joint=True, decoder_start_token_id=23),
     model("llama_tiny", "must be above 0 and below", rope_original_positions=9, rope_low_freq_factor=4.0),
+    model("llama_tiny", "layer_types must have 2 entries", layer_types=["full_attention"]),
     model("t5", "num_buckets=9 must be even", joint=True, relative_attention_num_buckets=9),
     model("t5", "less than twice", "max_distance=16", joint=True, relative_attention_max_distance=16),
 )
@@ -77,6 +78,8 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "gpt2": huggingface_gpt2.tiny_folder,
     "llama": llama_folder,
     "qwen2": lambda path: llama_folder(path, "qwen 2", "qwen2", num_hidden_layers=2),
+    "gemma2": lambda path: llama_folder(path, "gemma", "gemma2"),
+    "gemma3": gemma3_folder,
 }
 
 
@@ -135,6 +138,7 @@ def write_merges(*lines: bytes) -> Callable[[Path], None]:
 
 TOKENIZER, ANY = "tokenizer_config.json", "PreTrainedTokenizerFast"
 LARGE = 10**400
+LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 NO_MATCH = "the weights do not match its config.json, which describes"
 NORM, EMBEDDING = "decoder.final_layer_norm.weight", "encoder.embed_tokens.weight"
 
@@ -162,11 +166,22 @@ test_folders = refusals(
     config("llama", "quantization_config={'bits': 4} is not supp", quantization_config={"bits": 4}),
     config("llama", "num_attention_heads=3 is not a multiple of 2", num_attention_heads=3),
     config("llama", "head_dim=5; rotary positions need an even number", head_dim=5),
-    config("qwen2", "layer_types=['full_attention'] is not supported", layer_types=["full_attention"]),
-    config("qwen2", "layer_types=['sliding_attention', 'full", layer_types=["sliding_attention", "full_attention"]),
-    config("qwen2", "with use_sliding_window", layer_types=["full_attention", "sliding_attention"]),
+    config("qwen2", "layer_types must have 2 entries, each slid", layer_types=["full_attention", "chunked_attention"]),
+    config("qwen2", "types with use_sliding_window", layer_types=["full_attention", "sliding_attention"]),
+    config("qwen2", "no_rope_layers=[1, 0] is not supported for a qwen2", no_rope_layers=[1, 0]),
+    config("qwen2", "no_rope_layers must have 2 entries, each 0 or 1", model_type="smollm3", no_rope_layers=[1, 2]),
+    config("qwen2", "no_rope_layers is [1, True], not a list of whole", model_type="smollm3", no_rope_layers=[1, True]),
+    config("gemma2", "final_logit_softcapping is 0.0, not a number above 0", final_logit_softcapping=0),
+    config("gemma2", "for which sliding_window must be set", sliding_window=None),
+    config("gemma2", "sliding_window_pattern=3 is not supported, only 2", sliding_window_pattern=3),
+    config("gemma2", "use_bidirectional_attention=True is not", use_bidirectional_attention=True),
+    config("gemma2", "is {'factor': 2.0}, not keys and", model_type="gemma3_text", rope_parameters={"factor": 2.0}),
+    config("gemma2", "only the keys of rope_type default are", model_type="gemma3_text", rope_parameters=LOCAL),
+    config("gemma2", "query_pre_attn_scalar is 0, not a whole", "least 1", query_pre_attn_scalar=0),
+    config("gemma3", "text_config is [1], not keys and values", text_config=[1]),
     # the tokenizer
-    config("llama", "add_eos_token=true is not supported", file=TOKENIZER, add_eos_token=True),
+    config("llama", "add_eos_token=true, or", "adds end-of-sentence after a text", file=TOKENIZER, add_eos_token=True),
+    config("gemma2", "add_eos_token=true is not supported", file=TOKENIZER, add_eos_token=True),
     config("llama", "add_prefix_space=false is not supported", file=TOKENIZER, add_prefix_space=False),
     config("t5 of words", "PreTrainedTokenizer, is read for language models only", file=TOKENIZER, tokenizer_class=ANY),
     folder("t5 of 30", lambda path: None, "has 38 ids but the model's vocabulary only 30"),

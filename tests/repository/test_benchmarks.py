@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def test_all_of_benchmark_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     limit = rows[1]
     assert limit["ratios"]["same format"] == pytest.approx(rows[0]["tokens_per_second"] / limit["tokens_per_second"])
     assert "t5_tiny, 4 sentences in batches of 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_language_models(tmp_path: Path) -> None:
+    rows = run_tiny("f", tmp_path, "--huggingface", sys.executable)
+    assert [row["toolkit"] for row in rows] == ["seqgen", "huggingface"] * 3
+    assert all(row["same"] == 1 for row in rows)
 
 
 def test_the_benchmark_of_catalogues(capsys: pytest.CaptureFixture[str]) -> None:

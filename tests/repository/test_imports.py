@@ -170,7 +170,9 @@ PRIVATE = {
     ("sweeps/sweep.py", "seqgen.cli.train"): "each run is one of seqgen-train",
     ("sweeps/sweep.py", "seqgen.training.run_log"): "reads the best score of a run",
     ("t5gemma/layout.py", "seqgen.models.huggingface.architecture"): "the loader of Hugging Face folders reads it",
-    ("t5gemma/layout2.py", "seqgen.models.huggingface.architecture"): "the same",
+    ("t5gemma/layout.py", "seqgen.models.huggingface.llama"): "its layers are those of Gemma 2",
+    ("t5gemma/layout2.py", "seqgen.models.huggingface.architecture"): "the loader of Hugging Face folders reads it",
+    ("t5gemma/model.py", "seqgen.models.llama"): "its layers are those of Gemma 2",
 }
 """By file and module the reason why an add-on imports a module that may move; at most 30 in all."""
 

@@ -18,8 +18,10 @@ from seqgen.checkpoints.serialization import write_checksums, write_tensors
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import CheckpointError
 from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.llama import LlamaConfig, LlamaModel
 from seqgen.models.t5 import T5Config, T5Model
-from seqgen.system.mapped_weights import release_pages
+from seqgen.modules.kernels import PREPACKED, kernels_for
+from seqgen.system.mapped_weights import is_mapped, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.commands import command
@@ -89,6 +91,28 @@ def test_a_prepacked_weight_is_not_in_memory_twice(folder: Path) -> None:
     unpacked = Translator([load_model(folder)], **{"fast.prepacked_weights": False})
     decoded(unpacked)
     assert resident(folder) > size / 2
+
+
+@ON_LINUX
+def test_a_language_model_in_bfloat16_is_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also its gates, which the file has beside what they gate; of its stacked weights, only q, k and v are copied."""
+    shape = LlamaConfig(64, 4096, 2, 4, 2, attention_bias=True, tie_word_embeddings=True)
+    wanted = LlamaModel(shape, 4000).bfloat16().eval()
+    save_pretrained(wanted, tmp_path / "model")
+    models: list[LlamaModel] = []
+    prepare = Translator.prepare
+    monkeypatch.setattr(Translator, "prepare", lambda self, *_: (models.append(self.models[0]), prepare(self, *_))[1])
+    (tmp_path / "in").write_text("7 8 9\n7\n")
+    keys = ["generation.max_len=5", "generation.beam=2", "generation.dtype=bfloat16", "fast.kernel_choice=fixed"]
+    files = [f"path={tmp_path / 'model'}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}"]
+    done = command("generate", *files, "reading.tokenizer=ids", *keys)
+    assert done.code == 0, done.err
+    assert resident(tmp_path) < weights_file(tmp_path).stat().st_size / 3 or PREPACKED not in kernels_for(
+        torch.bfloat16
+    )
+    found = dict(models[0].named_parameters())
+    assert {name.split(".")[-2] for name in found if not is_mapped(found[name])} == {"in_proj"}
+    assert all(torch.equal(parameter, found[name]) for name, parameter in wanted.named_parameters())
 
 
 @ON_LINUX

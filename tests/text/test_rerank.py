@@ -54,7 +54,8 @@ class Rescoring(Reranker):
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         texts, lines = [item.text for item in hypotheses], [translation.source] * len(hypotheses)
-        found = self.translator.score(lines, texts, numbers=[translation.id] * len(texts), normalize_scores=False)
+        options = {"numbers": [translation.id] * len(texts), "normalize_scores": False, **translation.languages}
+        found = self.translator.score(lines, texts, **options)
         return [item.score for item in found]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from typing import Any
 
 from seqgen import Translator
@@ -20,14 +22,18 @@ class PseudoReferences:
 
     def __init__(self, models: Sequence[Any], keys: dict[str, Any], ensemble: Mapping[str, Any] | None = None):
         translator = Translator(models, **{**(ensemble or {}), **keys, "rerank": "", "mbr": ""})
-        self.decoding = translator.prepare(nbest=translator.settings().beam)
+        self.decoding = cache(lambda **languages: translator.prepare(nbest=translator.settings().beam, **languages))
+        self.decoding()  # refuses keys at once
         self.known: dict[tuple[int, str, str], list[str]] = {}
 
     def prepare(self, lines: Sequence[Translation]) -> None:
         """Decode consecutive lines together; the random numbers of a line depend on its number alone."""
-        texts, prefixes = [line.source for line in lines], [line.prefix for line in lines]
-        decoded = self.decoding.translate(texts, prefixes, len(lines), lines[0].id)
-        self.known = {(t.id, t.source, t.prefix): [item.text for item in t.hypotheses] for t in decoded}
+        self.known = {}
+        for languages, group in groupby(lines, lambda line: line.languages):
+            some = list(group)
+            texts, prefixes = [line.source for line in some], [line.prefix for line in some]
+            decoded = self.decoding(**languages).translate(texts, prefixes, len(some), some[0].id)
+            self.known |= {(t.id, t.source, t.prefix): [item.text for item in t.hypotheses] for t in decoded}
 
     def __call__(self, line: Translation) -> list[str]:
         """The pseudo-references of a line."""

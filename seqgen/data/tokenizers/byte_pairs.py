@@ -230,18 +230,23 @@ class PromptTokenizer(FastTokenizer):
         pipeline, is_llama, config = read_pipeline(files), name == LLAMA, special.config
         if is_llama and config.get("add_prefix_space") is False:  # by transformers only where it converts a model
             raise DataError(f"{where}: add_prefix_space=false is not supported for a {name}; remove the key")
-        if not is_llama:
+        if not is_llama and "backend" not in config:  # which version 5 sets, where the pipeline has the space
             set_prefix_space(pipeline, bool(config.get("add_prefix_space", False)))
         self.byte_characters = isinstance(pipeline.decoder, decoders.ByteLevel)
         super().__init__(files, special, pipeline, vocab_size)
-        if is_llama:
-            before = [self.dictionary.bos()] if config.get("add_bos_token", True) else []
+        eos = self.dictionary.eos()
+        if is_llama or ("backend" in config and {"add_bos_token", "add_eos_token"} & set(config)):
+            before = [self.dictionary.bos()] if config.get("add_bos_token", is_llama) else []
             after = bool(config.get("add_eos_token"))
         else:
-            before, after = self.added_tokens(), False
-            self.check_added_tokens(AddedTokens(before, []))
+            before, after = self.added_tokens(), self.added_tokens("a")[-1:] == [eos]
+            before = before[: len(before) - after]
+            self.check_added_tokens(AddedTokens(before, [eos] * after))
         if after:
-            raise DataError(f"{where}: add_eos_token=true is not supported, as prompts are continued; set it to false")
+            raise DataError(
+                f"{where}: add_eos_token=true, or {layout.FAST_FILE}, adds end-of-sentence after a text, which is not "
+                "supported, as prompts are continued; set it to false, or take it out of the post_processor"
+            )
         self._added = AddedTokens(before, [])
 
     def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:

@@ -73,10 +73,14 @@ class FastTokenizer(PretrainedTokenizer):
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
         return tokens, set(self._pipeline.get_added_tokens_decoder())
 
-    def added_tokens(self) -> list[int]:
-        """The ids of the tokens that the pipeline adds to each text."""
-        with library_errors(f"the tokenizer in {self.files.location} cannot encode an empty text"):
-            ids: list[int] = self._pipeline.encode("", add_special_tokens=True).ids
+    def added_tokens(self, text: str = "") -> list[int]:
+        """The ids of a text with the tokens that the pipeline adds to each text.
+
+        Args:
+            text: the text; by default an empty one, so that only these tokens remain.
+        """
+        with library_errors(f"the tokenizer in {self.files.location} cannot encode {shown(text)}"):
+            ids: list[int] = self._pipeline.encode(text, add_special_tokens=True).ids
         return ids
 
     def check_added_tokens(self, wanted: AddedTokens) -> None:
@@ -88,9 +92,7 @@ class FastTokenizer(PretrainedTokenizer):
         Raises:
             DataError: it adds other tokens, or adds them elsewhere.
         """
-        with library_errors(f"the tokenizer in {self.files.location} cannot encode a text"):
-            found = self._pipeline.encode("a", add_special_tokens=True).ids
-        if found != wanted.around(self.encode("a")):
+        if self.added_tokens("a") != wanted.around(self.encode("a")):
             raise DataError(
                 f"{self.files.location}/{layout.FAST_FILE} adds other tokens to a text than "
                 f"{' and '.join(map(self.dictionary.symbol, wanted.around([])))}, which seqgen does not support for "

@@ -28,6 +28,7 @@ FAIRSEQ_MODEL_FILE = "sentencepiece.bpe.model"
 SOURCE_MODEL_FILE = "source.spm"
 TARGET_MODEL_FILE = "target.spm"
 TARGET_VOCAB_FILE = "target_vocab.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 FILES = tuple(value for name, value in list(globals().items()) if name.endswith("_FILE"))
 
 
@@ -221,6 +222,8 @@ class SpecialTokens:
             tokens = content.get(key)
             if tokens is None or tokens == {}:
                 continue
+            if isinstance(tokens, dict) and key == ADDITIONAL[1]:  # with names, such as the boi_token of Gemma 3
+                tokens = [*tokens.values()]
             if not isinstance(tokens, list):
                 raise DataError(f"{where}: {key} is not a list, which seqgen does not support; correct or remove it")
             have = [str(token) for token in self.additional or []]

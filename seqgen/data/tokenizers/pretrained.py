@@ -49,7 +49,8 @@ BY_MODEL = {
     "gpt2": GPT2,
     **{"llama": byte_pairs.LLAMA, "mistral": byte_pairs.LLAMA},
     **{"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"},
-    **{"t5gemma": GEMMA, "t5gemma2": GEMMA},
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2"), GEMMA),
+    "smollm3": "PreTrainedTokenizer",
     "bart": "BartTokenizer",
     "mbart": "MBartTokenizer",
     "m2m_100": "M2M100Tokenizer",
@@ -108,21 +109,25 @@ def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
         files: the files.
         folder: the folder, whose ``config.json`` is read if the files name no class, or ``ANY``.
     """
-    config = files.json(layout.CONFIG_FILE)
-    if config.get("tokenizer_class") == ANY:
-        config["extra_ids"] = 0  # all sentinels are listed
-    elif config.get("tokenizer_class") is not None:
+    config, model = files.json(layout.CONFIG_FILE), _model_config(folder)
+    named, given = config.get("tokenizer_class"), model.get("tokenizer_class")
+    of_5 = "backend" in config and named == byte_pairs.LLAMA
+    if named not in (None, ANY) and not of_5:
         return files
-    model = _model_config(folder)
+    if named == ANY:
+        config["extra_ids"] = 0  # all sentinels are listed
     by_model = BY_MODEL.get(str(model.get("model_type")), T5)
-    given = model.get("tokenizer_class")
-    config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
+    if of_5 or (named == ANY and "model_type" in model and not model.get("is_encoder_decoder")):
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # whose pipeline is used as it is
+    else:
+        config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
     return TokenizerFiles(files.location, {**files.contents, layout.CONFIG_FILE: to_json(config)})
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
     config = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
-    sizes = config.get("encoder")  # T5Gemma's sizes are there; the vocab_size of the whole is not used
+    # T5Gemma's and Gemma 3's sizes are there; the vocab_size of the whole is not used
+    sizes = config.get("encoder", config.get("text_config"))
     sizes = sizes.get("text_config", sizes) if isinstance(sizes, dict) else None  # in T5Gemma 2, those of text
     return {**config, "vocab_size": sizes.get("vocab_size")} if isinstance(sizes, dict) else config
 

@@ -97,17 +97,22 @@ class IndirectionTable:
             raise RuntimeError("all layers of a decoder must see the same positions and be reordered in the same way")
         return self.clock
 
-    def append(self, positions: int) -> None:
-        """Assign slots to new positions of all beams: all beams of the first new position, then of the next."""
+    def append(self, shape: tuple[int, int]) -> None:
+        """Assign slots to new positions: all beams of the first new position, then of the next.
+
+        Args:
+            shape: the number of positions, and that of slots for each: one for each beam, or one for all beams.
+        """
         sentences, beam, room = self.table.shape
-        new = positions * beam
+        positions, width = shape
+        new = positions * width
         if self.used + new > self.capacity:
             self._collect()
             self.capacity = self.used + new + max(_BLOCK, self.used // 8)
         if self.length + positions > room:
             more = self.table.new_zeros(sentences, beam, positions + max(_BLOCK, room) // beam)
             self.table = torch.cat([self.table, more], dim=2)
-        slots = torch.arange(self.used, self.used + new, device=self.table.device).view(positions, beam)
+        slots = torch.arange(self.used, self.used + new, device=self.table.device).view(positions, width)
         self.table.narrow(2, self.length, positions).copy_(slots.t())
         self.used += new
         self.length += positions
@@ -238,12 +243,12 @@ class IndirectionCache(KeyValueCache):
         """
         if new.padding_mask is not None:
             return self.histories().append(new, rows)
-        positions = new.keys.size(2)
-        sentences, beam, _ = self.table.table.shape
-        # (sentences * beam, H, T, D) -> (sentences, beam, H, T, D) -> (sentences, H, T, beam, D)
-        by_slot = (x.view(sentences, beam, *x.shape[1:]).permute(0, 2, 3, 1, 4) for x in (new.keys, new.values))
-        # -> (sentences * H, T * beam, D)
-        return self._written(positions, *(x.reshape(-1, positions * beam, x.size(-1)) for x in by_slot))
+        positions, sentences = new.keys.size(2), self.table.table.size(0)
+        width = new.keys.size(0) // sentences  # 1 if the beams share the keys, otherwise the beam size
+        # (sentences * width, H, T, D) -> (sentences, width, H, T, D) -> (sentences, H, T, width, D)
+        by_slot = (x.view(sentences, width, *x.shape[1:]).permute(0, 2, 3, 1, 4) for x in (new.keys, new.values))
+        # -> (sentences * H, T * width, D)
+        return self._written(positions, *(x.reshape(-1, positions * width, x.size(-1)) for x in by_slot))
 
     def append_step(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         """See ``KeyValueCache.append_step``."""
@@ -252,7 +257,7 @@ class IndirectionCache(KeyValueCache):
     def _written(self, positions: int, keys: Tensor, values: Tensor) -> KeyValueCache:
         """Write ``(sentences * H, slots, D)`` keys and values; returns the cache to use from now on."""
         table = self.table
-        self._request(table.append, positions)
+        self._request(table.append, (positions, keys.size(1) // positions))
         if not self.memories or table.collected is not None:
             pairs = zip(self.memories or (None, None), (keys, values), strict=True)
             self.memories = tuple(_with_room(memory, table, added, added is keys) for memory, added in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -54,23 +55,37 @@ def score_of(lprobs: Sequence[Sequence[float]], weights: Sequence[float], length
 
 
 def all_joint_outputs(
-    members: Sequence[Scores], tables: Sequence[list[bytes]], weights: Sequence[float], longest: int
+    members: Sequence[Scores],
+    tables: Sequence[list[bytes]],
+    weights: Sequence[float],
+    longest: int,
+    before: Sequence[bytes] | None = None,
 ) -> Found:
-    """Every combination of one complete output per member with one text: at most ``longest`` tokens before the end."""
+    """Every combination of one complete output per member with one text: at most ``longest`` tokens before the end.
 
-    def outputs(scores: Scores, texts: list[bytes]) -> Iterator[tuple[tuple[int, ...], bytes, list[float]]]:
+    A member's text begins with ``before``; some members may have several tokens that end an output.
+    """
+
+    def outputs(
+        scores: Scores, texts: list[bytes], before: bytes
+    ) -> Iterator[tuple[tuple[int, ...], bytes, list[float]]]:
         possible = [token for token, own in enumerate(texts) if own and own != END]
+        ends = [token for token, own in enumerate(texts) if own == END]
         for count in range(1, longest + 1):
-            for chosen in itertools.product(possible, repeat=count):
-                tokens = (*chosen, texts.index(END))
+            for *chosen, end in itertools.product(*[possible] * count, ends):
+                tokens = (*chosen, end)
                 lprobs = [scores(tokens[:place])[token] for place, token in enumerate(tokens)]
-                yield tokens, b"".join(texts[token] for token in chosen), lprobs
+                yield tokens, before + b"".join(texts[token] for token in chosen), lprobs
 
-    each = [list(outputs(*pair)) for pair in zip(members, tables, strict=True)]
+    each = list[dict[bytes, list[Any]]]()
+    for one in zip(members, tables, before or [b""] * len(members), strict=True):
+        each.append(defaultdict(list))
+        for tokens, text, lprobs in outputs(*one):
+            each[-1][text].append((tokens, lprobs))
     found = [
-        (tuple(tokens for tokens, _, _ in chosen), score_of([lprobs for _, _, lprobs in chosen], weights))
-        for chosen in itertools.product(*each)
-        if len({text for _, text, _ in chosen}) == 1
+        (tuple(tokens for tokens, _ in chosen), score_of([lprobs for _, lprobs in chosen], weights))
+        for text in each[0]
+        for chosen in itertools.product(*(own.get(text, []) for own in each))
     ]
     return sorted(found, key=lambda one: -one[1])
 
@@ -120,4 +135,8 @@ def reaches(texts: tuple[bytes, ...], rest: bytes) -> bool:
 
 
 def log_probabilities(rule: Callable[..., Tensor], source: tuple[int, ...]) -> Scores:
-    return cache(lambda tokens: rule(source, tokens).log_softmax(-1).tolist())
+    return known(lambda tokens: rule(source, tokens).log_softmax(-1))
+
+
+def known(scores: Callable[[tuple[int, ...]], Tensor]) -> Scores:
+    return cache(lambda tokens: scores(tokens).tolist())

@@ -1,4 +1,4 @@
-"""Members with different target vocabularies: the search is compared with plain searches and with enumeration."""
+"""Members with different target vocabularies: the search against plain searches; test_translator.py enumerates."""
 
 from __future__ import annotations
 
@@ -45,20 +45,6 @@ def outputs(hypotheses: Sequence[Hypothesis]) -> Found:
 
 def assert_same(found: Found, expected: Found) -> None:
     assert found == [(tokens, pytest.approx(score, rel=0, abs=1e-6)) for tokens, score in expected]
-
-
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0)])
-def test_a_wide_beam_finds_what_enumeration_finds(weights: tuple[float, float]) -> None:
-    tokenizers = [Pieces(pieces) for pieces in VOCABULARIES[:2]]
-    rules, tables = rules_of(tokenizers), [texts_of(one) for one in tokenizers]
-    found = generator(tokenizers, rules, weights, beam_size=60, max_len_b=3).generate(batch_of(SOURCES))
-    scaled = [weight / sum(weights) for weight in weights]
-    for source, own in zip(SOURCES, found, strict=True):
-        members = [reference.log_probabilities(rule, tuple(source)) for rule in rules]
-        expected = reference.all_joint_outputs(members, tables, scaled, 3)
-        # texts of 1 to 3 letters: 2 + 4 + 8, and one more for each way of joining the letters a and b
-        assert len(expected) == 14 + 1 + 4
-        assert_same(outputs(own), expected)
 
 
 def random_vocabularies(seed: int) -> list[list[str]]:

@@ -23,11 +23,14 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePiece
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
+from tests.addons.cross_vocabulary import reference
+from tests.addons.cross_vocabulary.reference import Pieces, known, texts_of
 from tests.commands import done
+from tests.models.huggingface.test_llama import llama_folder
 from tests.pretrained_folders import write_folder
 from tests.refusals import Row, refusals
 from tests.scripted_model import dictionary
-from tests.text_models import task_of, text_model
+from tests.text_models import next_scores, task_for, task_of, text_model
 from tests.toolkit_models import write_fairseq, write_huggingface, write_marian, write_models
 
 TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "Vögel und Hunde", "ein Fluß im März"]
@@ -110,10 +113,17 @@ def members(tokenizers: dict[str, Tokenizer], toolkits: list[Path]) -> list[Any]
         text_model("lstm_tiny", 2, task_of(tokenizers["other pieces"]), 2.0),
         text_model("fconv_tiny", 3, task_of(tokenizers["whitespace"]), 1.2),
         *(load_model(path, dtype="float64") for path in toolkits),
+        text_model("llama_tiny", 4, task_for("llama_tiny", tokenizers["other pieces"]), 2.0),
     ]
 
 
-GROUPS = [(0, 1), (2, 1, 3), (4, 5, 6), *(pytest.param(group, marks=pytest.mark.slow) for group in ((0, 2), (3, 1)))]
+GROUPS = [
+    (0, 1),
+    (2, 1, 3),
+    (4, 5, 6),
+    (3, 7, 0),
+    *(pytest.param(group, marks=pytest.mark.slow) for group in ((0, 2), (3, 1))),
+]
 
 
 def results(found: list[Translation]) -> list[Any]:
@@ -159,6 +169,43 @@ def alone(member: Any, line: str, tokens: Tensor) -> Tensor:
     encoder_out = member.model.encoder(batch.source.src_tokens, batch.source.src_lengths)
     logits = member.model.decoder(batch.prev_output_tokens, encoder_out)[0][0]
     return logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+PROMPTED = ["a aa\ta a", "a\ta ", "aa a aa a\t", "aa\taa|"]
+"""Sources and prompts. The second prompt ends with a space, and the last one with an end."""
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 2, 0)])
+@torch.inference_mode()
+def test_with_language_models_all_joint_outputs_are_found(order: tuple[int, ...]) -> None:
+    """All tokenizations are enumerated, and scored by parallel passes; two tokens end the outputs of the Llama.
+
+    While a row waits for the first word of the T5, the language model has read nothing of its output.
+    """
+    words = WhitespaceTokenizer(Dictionary([*Dictionary().symbols, "a", "aa"]))
+    pieces = Pieces(["a", " ", " a", "|"])
+    lm = text_model("llama_tiny", 5, task_for("llama_tiny", pieces))
+    lm = replace(lm, generation={"end_symbols": ["3 |"]})
+    other = text_model("transformer_lm_tiny", 6, task_for("transformer_lm_tiny", pieces))
+    ended = [reference.END if text == b"|" else text for text in texts_of(pieces)]
+    each = [
+        (text_model("t5_tiny", 4, task_of(words)), "field1", texts_of(words)),
+        *((lm, "field2", ended), (other, "empty", texts_of(pieces))),
+    ]
+    models, sources, tables = zip(*(each[index] for index in order), strict=True)
+    weights = [0.5, 0.3, 0.2] if len(order) == 3 else [0.7, 0.3]
+    keys = {"member_sources": list(sources), "combination.weights": weights}
+    found = Translator(models, beam=40, nbest=40, max_len_a=0, max_len_b=3, **keys).translate(PROMPTED)
+    for line, one in zip(PROMPTED, found, strict=True):
+        read = [{"field1": line.split("\t")[0], "field2": line.split("\t")[1]}.get(name, "") for name in sources]
+        before = [
+            b" " * (name != "field1" and not text.endswith("a")) for name, text in zip(sources, read, strict=True)
+        ]
+        scores = [known(next_scores(*pair)) for pair in zip(models, read, strict=True)]
+        expected = reference.all_joint_outputs(scores, tables, weights, 3, before)
+        assert 10 < len(expected) < 40
+        got = [(tuple(tuple(own.tolist()) for own in item.member_tokens or ()), item.score) for item in one.hypotheses]
+        assert got == [(tokens, pytest.approx(score, abs=1e-9)) for tokens, score in expected]
 
 
 def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None:
@@ -259,3 +306,22 @@ def test_the_command_writes_tokens_and_scores_of_each_member(three: str) -> None
         means = [sum(scores) / len(scores) for scores in item["member_scores"]]
         assert item["score"] == pytest.approx(means[0] / 2 + means[1] / 4 + means[2] / 4, abs=1e-5)
         assert item["tokens"] == item["member_tokens"][0]
+
+
+@pytest.mark.parametrize(("kind", "order"), [("llama 2", [0, 1]), ("llama 3", [1, 0]), ("qwen 2", [0, 1])])
+def test_a_folder_beside_a_translation_model_of_another_vocabulary(kind: str, order: list[int], tmp_path: Path) -> None:
+    """Both have one text, after a prompt or none."""
+    lm = load_model(llama_folder(tmp_path / kind, kind, "qwen2" if kind == "qwen 2" else "llama"))
+    both = (text_model("t5_tiny", 1, task_of(make_tokenizer(byte_files())), 1.2), "field1"), (lm, "field2")
+    members, sources = zip(*(both[index] for index in order), strict=True)
+    keys = {"beam": 6, "nbest": 6, "max_len": 0, "max_len_a": 0.0, "max_len_b": 12, "member_sources": [*sources]}
+    lines = ["the dog\ta: b", "a\tthe dog ", "a b\t", "b\ta b<|im_end|>"]
+    translations = Translator(members, **keys).translate(lines)
+    found = [item for one in translations for item in one.hypotheses]
+    cut = [any(item.forced_end for item in one.hypotheses) for one in translations]
+    assert [any("was cut off" in note for note in one.notes) for one in translations] == cut
+    tables = [member.task.target_tokenizer.token_bytes() for member in members]
+    for item in (item for item in found if not item.forced_end):
+        pairs = zip(tables, item.member_tokens, strict=True)
+        assert len({b"".join(table[token] or b"" for token in own[:-1]).lstrip() for table, own in pairs}) == 1
+    assert sum(not item.forced_end for item in found) > 10

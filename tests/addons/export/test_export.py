@@ -23,15 +23,16 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.registry import MODELS
 from seqgen.system.switches import INPUT_CHOICES
+from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, done, training_arguments
 from tests.docs.test_pages import ROOT
 from tests.huggingface_bart import tiny_folder as bart_folder
 from tests.huggingface_t5 import tiny_folder as t5_folder
 from tests.model_zoo import PAD, ZOO, build
+from tests.models.huggingface.test_llama import llama_folder
 from tests.subjects import inputs
 
-OTHERS = ("transformer_lm", "t5gemma2")
-EXPORTED = [name for name in ZOO if name.startswith(("transformer", "t5")) and not name.startswith(OTHERS)]
+EXPORTED = [name for name in ZOO if name.startswith(("transformer", "t5", "llama")) and "t5gemma2" not in name]
 SOURCE_IDS = {"pad": 2, "eos": 3, "unk": 4, "bos": 5}
 TARGET_IDS = {"pad": 0, "eos": 1, "unk": 2, "bos": 3}
 needs_onnx = pytest.mark.skipif(
@@ -44,8 +45,8 @@ def test_steps_with_named_tensors_give_the_logits_of_the_parallel_pass(name: str
     model, given = build(name), inputs(name, [6, 1, 4], 5)
     expected, _ = model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
     with torch.no_grad(), INPUT_CHOICES.off():
-        step = onnx.StepGraph(model)
-        encoder = onnx.EncoderGraph(model, PAD)
+        step = (onnx.ContinuationGraph if model.continues_source else onnx.StepGraph)(model)
+        encoder = (onnx.PromptGraph if model.continues_source else onnx.EncoderGraph)(model, PAD)
         for rows in (torch.tensor([1]), torch.tensor([2, 0, 0])):  # rows may be dropped and repeated
             source = {key: value[rows] for key, value in encoder(given.src_tokens).items()}
             state = _initial(step, len(rows))
@@ -62,8 +63,10 @@ def _initial(step: onnx.StepGraph, rows: int) -> dict[str, Tensor]:
     }
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer_narrow_decoder", "t5_gated_untied")]
-NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("bart", "marian", "t5:t5_v1_1")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer_narrow_decoder", "llama_sliding")]
+NIGHTLY = [
+    pytest.param(name, marks=pytest.mark.nightly) for name in ("bart", "marian", "t5:t5_v1_1", "transformer_lm_learned")
+]
 
 
 @needs_onnx
@@ -75,18 +78,20 @@ def test_onnx_files_give_the_logits_of_the_model_alone_and_batched(name: str, tm
         make = t5_folder if name.startswith("t5:") else bart_folder
         model = load_model(make(tmp_path, name.removeprefix("t5:")), dtype=torch.float32).model
     vocab = model.decoder.embed_tokens.num_embeddings
-    pad = model.padding_idx if "t5" in name else model.encoder.embed_tokens.padding_idx
+    of_text = model.continues_source
+    pad = PAD if of_text else model.padding_idx if "t5" in name else model.encoder.embed_tokens.padding_idx
     graphs, runs = onnx.export_graphs(model, pad), []
     for graph, file in zip(graphs, (tmp_path / "encoder.onnx", tmp_path / "step.onnx"), strict=True):
         onnx.write_onnx(graph, file, 20)
         runs.append(onnx.load_onnx(file, graph))
     computed = (model, *runs, graphs[1])
-    words = {"pad": pad, "source_size": vocab, "target_size": vocab}
+    words = {"pad": pad, "source_size": vocab, "target_size": vocab, "left": of_text}
     for lengths, steps in (([9, 3, 1, 17], 12), ([8], 3), ([1], 1), ([21, 21], 24)):
         sentences = onnx.Sentences.random(lengths, steps, **words)
         assert onnx.largest_difference(*computed, sentences) < 1e-4
         for row, length in enumerate(lengths):
-            source, lengths_ = sentences.src_tokens[[row], :length], sentences.src_lengths[[row]]
+            source, lengths_ = sentences.src_tokens[[row]], sentences.src_lengths[[row]]
+            source = source[:, -length:] if of_text else source[:, :length]
             alone = onnx.Sentences(source, lengths_, sentences.prev_output_tokens[[row]])
             assert onnx.largest_difference(*computed, alone) < 1e-4
     with torch.no_grad():
@@ -156,3 +161,18 @@ def test_the_example_decodes_as_seqgen_does(tmp_path: Path) -> None:
         shown = run_([sys.executable, "examples/onnx_greedy.py", str(output)], input=given.encode())
         assert (shown.returncode, (shown.stderr or shown.stdout).decode()[-len(answer) :]) == (code, answer)
         assert b"Traceback" not in shown.stderr
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama 2", "qwen 2"])
+def test_the_example_continues_prompts_as_seqgen_does(kind: str, tmp_path: Path) -> None:
+    """The padding of the first model is end-of-sentence."""
+    folder, output = llama_folder(tmp_path / "theirs", kind), tmp_path / "out"
+    done("convert", "format=export", f"path={folder}", f"output={output}")
+    exported = importlib.import_module("examples.onnx_greedy").ExportedModel(output)
+    prompts, loaded = ["the dog sees a boat", "no", "a big dog"], load_model(folder)
+    plain: dict[str, Any] = {"beam": 1, "semantics": "fairseq", "end_symbols": [], "max_len": 0, "max_len_b": 9}
+    found = Translator(loaded, min_len=0, **plain).translate(prompts)
+    wanted = [translation.hypotheses[0].tokens.tolist() for translation in found]
+    assert [[*ids, exported.info["eos"]] for ids in exported.greedy(prompts, 9)] == wanted

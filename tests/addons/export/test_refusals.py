@@ -55,12 +55,11 @@ def other_model(name: str, **changes: Any) -> Row:
 
 
 test_models = refusals(
-    of_onnx("transformer_lm_tiny", "only encoder-decoder"),
     of_onnx("lstm_tiny", "cannot be exported"),
     of_onnx("fconv_tiny", "contains that of a ParametrizedLinearizedConvolution"),
     *(of_onnx(name, "contains that of a MergedAttention") for name in in_zoo("t5gemma2_tiny")),
     other_model("transformer_ssru", encoder_layers=1, decoder_layers=1),
-    *map(other_model, in_zoo("transformer_lm_tiny", "fconv_tiny", "t5gemma_tiny")),
+    *map(other_model, in_zoo("transformer_lm_tiny", "llama_tiny", "fconv_tiny", "t5gemma_tiny")),
     (other_start_token, "is not one of the vocabulary's"),
 )
 

@@ -41,7 +41,7 @@ test_configurations = refusals(
     config({"encoder/hidden_size": "8"}, "encoder.hidden_size is '8', not a whole number of at least 1"),
     config({"decoder/head_dim": 3}, "cannot be used: rotary positions need an even head_dim"),
     config({"encoder/layer_types": ["full_attention", "x"]}, "encoder_layer_types must have 2 entries, each sliding_"),
-    config({"encoder/layer_types": {"a": 1}}, "encoder.layer_types is {'a': 1}, not a list of types of layers"),
+    config({"encoder/layer_types": {"a": 1}}, "encoder.layer_types is {'a': 1}, not a list of texts"),
     config({"encoder/rope_parameters": rope("linear")}, f"encoder.rope_parameters={rope('linear')} is not"),
     config({"decoder/vocab_size": 12}, "encoder.vocab_size=11 and decoder.vocab_size=12 differ"),
     config({"encoder": [1]}, "encoder is [1], not keys and values"),
@@ -50,8 +50,8 @@ test_configurations = refusals(
     config2({"encoder": [1]}, "encoder is [1], not keys and values"),
     config2({"decoder/layer_types": ["full_attention"]}, "decoder_layer_types must have 3 entries, each"),
     config2({"is_encoder_decoder": False}, "a t5gemma2 with is_encoder_decoder=false is not supported"),
-    config2({f"{ROPE}/full_attention": rope("yarn")}, f"{rope('yarn')} is not", "only rope_type='default' or rope_"),
-    config2({f"{ROPE}/sliding_attention": rope("linear")}, f"{rope('linear')} is not", "only rope_type='default' is"),
+    config2({f"{ROPE}/full_attention": rope("yarn")}, f"{rope('yarn')} is not", "rope_type default or linear"),
+    config2({f"{ROPE}/sliding_attention": rope("linear")}, f"{rope('linear')} is not", "rope_type default are"),
 )
 
 

@@ -96,7 +96,8 @@ def sizes(kind: str, rng: random.Random) -> dict[str, Any]:
         heads = rng.choice([1, 2, 4])
         own, widths = _LLAMA_SIZES, {"num_attention_heads": heads, "hidden_size": heads * rng.choice([2, 4, 6])}
         widths["num_key_value_heads"] = rng.choice([1, heads])
-        widths |= {"head_dim": rng.choice([2, 6])} if kind == "qwen3" else {}
+        widths |= {"head_dim": rng.choice([2, 6])} if kind in ("qwen3", *GEMMAS) else {}
+        widths |= {"pad_token_id": 2} if kind == "smollm3" else {}
     elif kind == "gpt2":
         heads = rng.choice([1, 2, 3])
         own, widths = _GPT2_SIZES, {"n_head": heads, "n_embd": heads * rng.choice([1, 4, 5])}
@@ -104,6 +105,8 @@ def sizes(kind: str, rng: random.Random) -> dict[str, Any]:
         encoder, decoder = rng.choice([(1, 1), (2, 1), (3, 2), (2, 6), (5, 3)])
         own, widths = _BART_SIZES, {"encoder_attention_heads": encoder, "decoder_attention_heads": decoder}
         widths["d_model"] = math.lcm(encoder, decoder) * rng.choice([1, 2, 3])
+    if kind in GEMMAS:  # which normalize the outputs of layers, and so errors of those that are almost zero
+        own = {**own, "intermediate_size": (7, 12)}
     return {"vocab_size": SIZE, **widths, **{key: draw(values, rng) for key, values in own.items()}}
 
 
@@ -132,7 +135,8 @@ _GPT2: dict[str, Draw] = {
     **{"hidden_size": (2, 6, 12), "max_position_embeddings": (9, 12)},
 }
 
-LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
+GEMMAS = ("gemma2", "gemma3_text")
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", *GEMMAS)
 
 
 def rope(rng: random.Random) -> dict[str, Any] | None:
@@ -152,10 +156,22 @@ _QWEN: dict[str, Draw] = {
     **{**_LLAMA, "use_sliding_window": FLAG, "sliding_window": (None, 2, 5), "max_window_layers": (0, 1, 9)},
 }
 
+_TYPES = ("sliding_attention", "full_attention")
+_SMOLLM: dict[str, Draw] = {
+    **{**_LLAMA, "use_sliding_window": FLAG, "sliding_window": (None, 2, 5), "attention_bias": FLAG},
+    **{"no_rope_layer_interval": (1, 2, 4), "no_rope_layers": (None, [0, 1, 0], [1, 1, 1])},
+}
+_GEMMA: dict[str, Draw] = {
+    **{**_LLAMA, "hidden_activation": activation, "sliding_window": (1, 2, 5), "attention_bias": FLAG},
+    **{"query_pre_attn_scalar": (1, 7, 256), "hidden_act": "gelu", "final_logit_softcapping": (None, 2.0, 30.0)},
+    **{"attn_logit_softcapping": (None, 0.5, 50.0), "layer_types": lambda rng: rng.choices(_TYPES, k=3)},
+}
+
 FIELDS: Mapping[str, Mapping[str, Draw]] = {
     "llama": {**_LLAMA, "attention_bias": FLAG, "mlp_bias": FLAG, "pretraining_tp": (1, 2)},
     "mistral": {**_LLAMA, "sliding_window": (None, 1, 2, 5)},
-    **{"qwen2": _QWEN, "qwen3": {**_QWEN, "attention_bias": FLAG}},
+    **{"qwen2": _QWEN, "qwen3": {**_QWEN, "attention_bias": FLAG}, "smollm3": _SMOLLM, "gemma2": _GEMMA},
+    "gemma3_text": {**_GEMMA, "rope_local_base_freq": (5.0, 10000.0), "sliding_window_pattern": (1, 2, 3)},
     **dict.fromkeys(("bart", "mbart", "pegasus", "m2m_100"), _BART),
     "marian": {**_BART, "share_encoder_decoder_embeddings": FLAG, "decoder_vocab_size": (None, 23, SIZE)},
     **dict.fromkeys(("t5", "mt5", "umt5"), _T5),

@@ -31,6 +31,7 @@ SETTINGS = {
     "whole": {},
     "old": {},
     "prefix": {"add_prefix_space": True, "pad_token": "!", "tokenizer_class": "GPT2Tokenizer"},
+    "renamed": {"tokenizer_class": "PreTrainedTokenizerFast"},
     "cleaned": {"clean_up_tokenization_spaces": True},
 }
 

@@ -52,7 +52,8 @@ def decoded(original: Any, folder: Path, values: Mapping[str, Any], source: str)
     options |= {"return_dict_in_generate": True, "output_scores": True}
     out = original.generate(tokens, settings, attention_mask=torch.ones_like(tokens), **options)
     ends = values["eos_token_id"] if isinstance(values["eos_token_id"], list) else [values["eos_token_id"]]
-    return hypotheses_of(original, out, len(out.sequences), ends, tokens.size(1) if decoder_only else 1)[0]
+    begin = tokens.size(1) if decoder_only else 1
+    return hypotheses_of(original, out, len(out.sequences), ends, begin, settings.length_penalty)[0]
 
 
 # --- settings by hand

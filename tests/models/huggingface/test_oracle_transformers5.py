@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from seqgen.checkpoints.loading import load_model
+from seqgen.data.tokenizers.byte_pairs import GPT2Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from tests.huggingface_bart import write_tokenizer
@@ -27,7 +28,11 @@ FOLDERS = {
     for family in ("transformers5", "transformers5_bart")
     for name, wanted in json.loads((RECORDED / family / "logits.json").read_text()).items()
 }
-TEXTS: dict[str, Any] = json.loads((RECORDED / "transformers5" / "texts.json").read_text())
+TEXTS: dict[Path, Any] = {
+    RECORDED / family / name: wanted
+    for family in ("transformers5", "transformers5_language_models")
+    for name, wanted in json.loads((RECORDED / family / "texts.json").read_text()).items()
+}
 
 
 @pytest.mark.parametrize("recorded", FOLDERS, ids=lambda path: path.name)
@@ -57,25 +62,26 @@ def test_recorded_folders(recorded: Path, tmp_path: Path) -> None:
 
 def assert_tokenizer(folder: Path, wanted: dict[str, Any]) -> None:
     tokenizer = load_pretrained_tokenizer(folder)
+    encode = tokenizer.encode if isinstance(tokenizer, GPT2Tokenizer) else tokenizer.encode_source
     for text, ids in wanted["encoded"]:
-        assert tokenizer.encode_source(text) == ids, text
+        assert encode(text) == ids, text
     for ids, text, whole in wanted["decoded"]:
         assert (tokenizer.decode(ids), tokenizer.decode(ids, skip_special_tokens=False)) == (text, whole), ids
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_recorded_tokenizers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded", TEXTS, ids=lambda path: path.name)
+def test_recorded_tokenizers(recorded: Path, tmp_path: Path) -> None:
     """They are written so that transformers 4 reads them too, which has other spaces at the special tokens of ByT5."""
-    recorded, wanted = RECORDED / "transformers5" / name, TEXTS[name]
+    wanted = TEXTS[recorded]
     assert_tokenizer(recorded, wanted)
-    save_pretrained_tokenizer(load_pretrained_tokenizer(recorded), tmp_path / name)
-    assert_tokenizer(tmp_path / name, wanted)
-    original = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+    save_pretrained_tokenizer(load_pretrained_tokenizer(recorded), tmp_path)
+    assert_tokenizer(tmp_path, wanted)
+    original = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text, ids in wanted["encoded"]:
         assert original(text).input_ids == ids, text
     for ids, text, whole in wanted["decoded"]:
         assert original.decode(ids, skip_special_tokens=True) == text
-        assert original.decode(ids) == whole or "bytes" in name
+        assert original.decode(ids) == whole or "bytes" in recorded.name
 
 
 def test_tokenizers_without_a_class_of_their_own(tmp_path: Path) -> None:
@@ -83,4 +89,4 @@ def test_tokenizers_without_a_class_of_their_own(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "transformers5" / "tokenizer-t5", tmp_path / "umt5")
     config = tmp_path / "umt5" / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"T5Tokenizer"', '"TokenizersBackend"'))
-    assert_tokenizer(tmp_path / "umt5", TEXTS["tokenizer-t5"])
+    assert_tokenizer(tmp_path / "umt5", TEXTS[RECORDED / "transformers5" / "tokenizer-t5"])

@@ -1,0 +1,1 @@
+"""Prompts: templates of the text that a language model continues (``generation.prompt``); docs/models.md."""
