@@ -34,7 +34,7 @@ from seqgen.core.structures import Batch
 from seqgen.registry import TASKS
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.train import StopSignals
-from seqgen.training.training_loop import TrainingRun
+from seqgen.training.training_loop import TrainingLoop
 
 T5 = "t5_small"
 OPTIONS = {"fconv_iwslt_de_en": ["optimizer=nag"], "transformer_iwslt_de_en": ["model.share_all_embeddings=true"]}
@@ -62,7 +62,7 @@ def data_options(folder: Path) -> list[str]:
     return [*languages, f"task.train={folder / 'train'}", f"task.valid={folder / 'valid'}", "task.tokenizer=whitespace"]
 
 
-def prepare(model: str, folder: Path, cache: Path, bf16: bool) -> TrainingRun:
+def prepare(model: str, folder: Path, cache: Path, bf16: bool) -> TrainingLoop:
     """Make a run whose trainer can be called update by update."""
     cfg = compose(
         TrainConfig,
@@ -79,16 +79,16 @@ def prepare(model: str, folder: Path, cache: Path, bf16: bool) -> TrainingRun:
     )
     folder.mkdir()
     task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)
-    return TrainingRun(cfg, task, folder, torch.device("cpu"), ProcessGroup(), StopSignals())
+    return TrainingLoop(cfg, task, folder, torch.device("cpu"), ProcessGroup(), StopSignals())
 
 
-def batches(run: TrainingRun) -> Iterator[Batch]:
+def batches(run: TrainingLoop) -> Iterator[Batch]:
     """The batches of all epochs, without end."""
     while True:
         yield from run.iterator
 
 
-def measure(run: TrainingRun, seconds: float) -> dict[str, float]:
+def measure(run: TrainingLoop, seconds: float) -> dict[str, float]:
     """Train for some seconds; return speeds by name."""
     source = batches(run)
     for batch in itertools.islice(source, 2):
@@ -122,7 +122,7 @@ def matrix_speed(bf16: bool, size: int = 2048, repeats: int = 8) -> float:
     return 2 * size**3 / min(times) / 1e9
 
 
-def shares(run: TrainingRun, updates: int = 3) -> dict[str, float]:
+def shares(run: TrainingLoop, updates: int = 3) -> dict[str, float]:
     """Profile some updates; return the share of CPU time of each kind of operation, largest first."""
     source = batches(run)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:

@@ -11,7 +11,7 @@ from typing import Any
 from seqgen.config import SINGLE_COMPONENTS
 from seqgen.config.compose import chosen_components, component_groups
 from seqgen.config.keys import annotation_of, is_group, known_keys, other_names
-from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, TRAINING_COMPONENTS, Entry, Registry
 
 CONFIG_KEY = "config"
 """The key whose values are files with keys."""
@@ -104,6 +104,8 @@ def choosers(schema: type) -> list[Chooser]:
     defaults = chosen_components(schema, [])
     names = [field.name for field in dataclasses.fields(schema)]
     found = [Chooser(name, name, GROUPS[name], defaults.get(name, "")) for name in names if is_group(schema, name)]
+    of_training = TRAINING_COMPONENTS.items() if "training" in names else ()
+    found += [Chooser(f"training.{key}", group, registry) for group, (registry, key) in of_training]
     return found + decoding_choosers(schema)
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from seqgen.core.component import (ATTENTION, FORBIDDEN, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS,
         Phrases, begin_component, flattened)
     from seqgen.core.contract import contract_error
+    from seqgen.core.encoder import inputs_of
     from seqgen.core.errors import ResourceError, listing, nearest, shown
     from seqgen.core.incremental_state import StateDict, rows_of_parents, rows_of_sentences
     from seqgen.core.member import has_features
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from seqgen.core.search import choose_candidates
     from seqgen.core.session import has_steps
     from seqgen.core.structures import Segments, tensors_in
-    from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
+    from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, mixing_rates
     from seqgen.data.dictionary import Dictionary, Vocabularies, check_joined, embedding_sizes
     from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption, replace_spans, span_counts, span_mask
     from seqgen.data.pair_dataset import Dataset, Example, PairDataset, Side, collate, pad_rows
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.fairseq_arguments import fairseq_generator
     from seqgen.decoding.options import build_setup
     from seqgen.decoding.members import PlannedMember
+    from seqgen.decoding.rewinding import rewind
     from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
     from seqgen.decoding.processors.tokens import Forbid, ForcePrefix, PrefixConstraint
     from seqgen.decoding.scorer import ScoredTarget, SequenceScorer
@@ -104,7 +106,7 @@ if TYPE_CHECKING:
     from seqgen.registry import (DECODING_COMPONENTS, GROUPS, MODELS, register_combination, register_criterion,
         register_feature, register_logits_processor, register_lr_scheduler, register_member_source, register_model,
         register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
-        register_task, register_utility)
+        register_task, register_training_observer, register_utility)
     from seqgen.system.devices import out_of_memory
     from seqgen.system.downloads import watch_download
     from seqgen.system.error_messages import library_errors, printable, reading_errors
@@ -115,6 +117,7 @@ if TYPE_CHECKING:
     from seqgen.system.reading import (is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path,
         unique_keys)
     from seqgen.task import PromptTask, Task
+    from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
         split_files)
@@ -132,7 +135,11 @@ if TYPE_CHECKING:
     from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, TrainingContext, target_logits
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
+    from seqgen.training.observers import TrainingObserver
     from seqgen.training.optimizers import SGD
+    from seqgen.training.trainer import UpdateResult
+    from seqgen.training.training_run import TrainingRun
+    from seqgen.training.validation import ValidationResult
     from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decode_option
 # isort: on
 # fmt: on
@@ -163,7 +170,7 @@ __all__ += ["register_stopping_rule"]
 __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "FirstFinished"]
 __all__ += ["Member", "MemberOutput", "Ranking", "ScoredTarget", "Scores", "Scoring", "SequenceGenerator"]
 __all__ += ["SequenceScorer", "Session", "Streamer", "build_setup", "check_features", "fairseq_generator"]
-__all__ += ["generate_continuously", "has_features", "has_steps", "rows_of_parents", "rows_of_sentences"]
+__all__ += ["generate_continuously", "has_features", "has_steps", "rewind", "rows_of_parents", "rows_of_sentences"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
@@ -185,6 +192,7 @@ __all__ += ["embedding_sizes", "num_parameters", "padding_mask_of", "record_pass
 __all__ += ["save_pretrained", "segment_mask", "soft_capped"]
 # Tasks, data and tokenizers
 __all__ += ["SENTINEL", "SPLITS", "AddedTokens", "Batch", "Dataset", "Dictionary", "Example"]
+__all__ += ["MixtureDataset", "MultilingualTranslationConfig", "MultilingualTranslationTask", "inputs_of"]
 __all__ += ["JoinedDataset", "JsonFormat", "NoiseTokens", "NoisyTextDataset", "Objective", "PairDataset"]
 __all__ += ["ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "PlainFormat", "PromptTask", "RawTextConfig"]
 __all__ += ["RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", "Side", "SpanCorruption"]
@@ -197,8 +205,9 @@ __all__ += ["replace_spans", "save_pretrained_tokenizer", "save_tokenizer", "spa
 __all__ += ["split_numbers", "stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
-__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "cross_entropy", "decode_option"]
-__all__ += ["register_criterion", "register_lr_scheduler", "register_optimizer", "target_logits"]
+__all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "TrainingObserver", "TrainingRun"]
+__all__ += ["UpdateResult", "ValidationResult", "cross_entropy", "decode_option", "register_criterion"]
+__all__ += ["register_lr_scheduler", "register_optimizer", "register_training_observer", "target_logits"]
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "Layout", "LoadedModel", "Piece", "Placement"]
 __all__ += ["build_on_meta", "build_with_weights", "flatten", "fuse_projections", "load_base", "load_model"]

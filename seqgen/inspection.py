@@ -21,16 +21,18 @@ from seqgen.modules.multihead_attention import MultiheadAttention
 
 
 @contextmanager
-def given_embeddings(part: Encoder | Decoder, embeddings: Tensor) -> Iterator[Tensor]:
+def given_embeddings(part: Encoder | Decoder, embeddings: Tensor, mixtures: bool = False) -> Iterator[Tensor]:
     """Give an encoder or a decoder embeddings in place of tokens, as in prompt tuning (Lester et al. 2021).
 
     In the ``with`` block, ids above the vocabulary stand for the embeddings. They can be mixed with ids of the
-    vocabulary, such as padding, and be read in forward passes and in decoding. Gradients flow to the embeddings.
+    vocabulary, such as padding, and be read in forward passes, in training and in decoding, also by single steps with a
+    block for each. Gradients flow to the embeddings.
 
     Args:
         part: the encoder or the decoder; it has an ``nn.Embedding`` ``embed_tokens``. The encoder and the decoder of
             some models share it, and then both know the ids.
         embeddings: ``(..., C)``, with the scale that the model's embeddings have where positions are added to them.
+        mixtures: whether ``embeddings`` has ``(..., V)``, weights of the tokens, such as probabilities, in their place.
 
     Yields:
         Ids ``(...)`` int64, one for each embedding.
@@ -44,14 +46,21 @@ def given_embeddings(part: Encoder | Decoder, embeddings: Tensor) -> Iterator[Te
             f"{type(part).__name__} cannot be given embeddings: it has no nn.Embedding `embed_tokens`; a decoder-only "
             "model has it in its decoder"
         )
-    if embeddings.size(-1) != embedding.embedding_dim:
+    size = embedding.num_embeddings if mixtures else embedding.embedding_dim
+    if embeddings.size(-1) != size:
+        what = "mixtures" if mixtures else "embeddings"
         raise ConfigError(
-            f"embeddings of dimension {embeddings.size(-1)} are given to {type(part).__name__}, whose embeddings have "
-            f"dimension {embedding.embedding_dim}"
+            f"{what} of dimension {embeddings.size(-1)} are given to {type(part).__name__}, whose {what} have "
+            f"dimension {size}"
         )
     before = embedding.__dict__.get("forward")
-    rows = embeddings.reshape(-1, embeddings.size(-1)) / getattr(part, "embed_scale", 1.0)
-    lookup = _Lookup(before or embedding.forward, rows, getattr(before, "end", embedding.num_embeddings))
+    look_up, rows = before or embedding.forward, embeddings.reshape(-1, size)
+    if mixtures:
+        tokens = look_up(torch.arange(size, device=rows.device))
+        rows = rows.to(tokens) @ tokens
+    else:
+        rows = rows / getattr(part, "embed_scale", 1.0)
+    lookup = _Lookup(look_up, rows, getattr(before, "end", embedding.num_embeddings))
     embedding.__dict__["forward"] = lookup  # hides the method of the class
     try:
         ids = torch.arange(lookup.first, lookup.end, device=embeddings.device)

@@ -248,6 +248,7 @@ UTILITIES = Registry("utility", "utility", "seqgen.text.reranking")
 RERANKERS = Registry("reranker", "reranker")
 MEMBER_SOURCES = Registry("member source", "source")
 FEATURES = Registry("feature", "feature", "seqgen.addons.confidence.features")
+TRAINING_OBSERVERS = Registry("training observer", "training_observer")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -265,6 +266,8 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "feature": (FEATURES, "quality_features"),
 }
 """By the prefix of the components' keys: the registry, and the key of ``generation`` that selects components."""
+TRAINING_COMPONENTS: dict[str, tuple[Registry, str]] = {"training_observer": (TRAINING_OBSERVERS, "observers")}
+"""The same for keys of ``training``."""
 
 
 def add_format(name: str, value: Any, table: dict[str, Any], names: list[str]) -> None:
@@ -299,6 +302,7 @@ register_utility = UTILITIES.register
 register_reranker = RERANKERS.register
 register_member_source = MEMBER_SOURCES.register
 register_feature = FEATURES.register
+register_training_observer = TRAINING_OBSERVERS.register
 
 # further strategies; models/ and tasks/ declare their components themselves
 SEARCHES.declare("constrained", "seqgen.decoding.search.constrained")

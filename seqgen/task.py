@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.core.component import Phrases
-from seqgen.core.contract import Flagged, Flags
+from seqgen.core.contract import Flagged, Flags, check_returned
 from seqgen.core.errors import ConfigError
 from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
@@ -76,6 +77,9 @@ class Task(Flagged):
     translates: bool = False
     """True if outputs are about as long as their sources, as translations are; a much shorter one is then noted."""
 
+    column_pads: Mapping[str, int] = MappingProxyType({})
+    """The id of padding of each column that has ids; see ``collate``."""
+
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         self.cfg = cfg
         self.source_tokenizer = source_tokenizer
@@ -119,9 +123,12 @@ class Task(Flagged):
 
         Args:
             split: ``train``, ``valid`` or ``test``.
+
+        Raises:
+            ContractError: ``load_dataset`` returned something else.
         """
         if split not in self.datasets:
-            self.datasets[split] = self.load_dataset(split)
+            self.datasets[split] = check_returned(self, "load_dataset", self.load_dataset(split), Dataset)
         return self.datasets[split]
 
     def splits(self) -> list[str]:
@@ -214,6 +221,18 @@ class Task(Flagged):
         """
         return torch.tensor(self.source_tokenizer.encode_source(text))
 
+    def split_columns(self, line: str, number: int) -> tuple[str, Mapping[str, Any]]:
+        """Separate the text of a line that is decoded or scored from its columns; by default there are none.
+
+        Args:
+            line: the line, which is not empty.
+            number: its number, from 0.
+
+        Returns:
+            The text, which is the source; and the columns, see ``Example.columns``.
+        """
+        return line, {}
+
     def encode_source_in(self, text: str, source_lang: str, target_lang: str) -> Tensor:
         """Turn a source line of a multilingual model into ids; only for tasks that do not override ``encode_source``.
 
@@ -296,14 +315,16 @@ class Task(Flagged):
                     f"generation.{key}={value} compares target ids with source ids, and this model has two different "
                     "vocabularies; remove it, or train with a joint vocabulary"
                 )
-        vocabularies: dict[str, Any] = {"tokenizer": self.target_tokenizer, "source_dictionary": self.source_dictionary}
-        return SequenceGenerator(build_setup(models, self.target_dictionary, cfg, **vocabularies, **further))
+        of_task: dict[str, Any] = {"tokenizer": self.target_tokenizer, "source_dictionary": self.source_dictionary}
+        known = [ModelInMemory(self, one.model if isinstance(one, MemberSpec) else one) for one in models]
+        further = {"resources": {"models": known}, **of_task, **further}
+        return SequenceGenerator(build_setup(models, self.target_dictionary, cfg, **further))
 
-    def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
+    def collate(self, examples: Sequence[tuple[Any, ...]], model: EncoderDecoderModel) -> Batch:
         """Collate examples into a batch for a model.
 
         Args:
-            examples: id, source ``(S,)`` and target ``(T,)`` (or ``None``) of each, int64, end-of-sentence included.
+            examples: an ``Example`` for each sentence, or its first fields; either all have a target or none has.
             model: defines the padding side of sources and the start token.
 
         Returns:
@@ -316,10 +337,11 @@ class Task(Flagged):
             target_pad=words.pad(),
             start_token=model.start_token(words.eos()),
             left_pad_source=model.left_pad_source,
+            column_pads=self.column_pads,
         )
         if words.pad() != words.eos() or batch.target is None:
             return batch
-        return replace(batch, target_lengths=torch.tensor([0 if row is None else len(row) for _, _, row in examples]))
+        return replace(batch, target_lengths=torch.tensor([0 if one[2] is None else len(one[2]) for one in examples]))
 
     def train_step(self, batch: Batch, model: EncoderDecoderModel, criterion: Any) -> Any:
         """Compute the loss of a training batch; the trainer calls ``backward``.
@@ -411,3 +433,18 @@ class PromptTask(Task):
     def prompt(self, src_tokens: Tensor) -> Tensor:
         """The prompt's tokens, without ``begin``."""
         return src_tokens[len(self.begin) :]
+
+
+@dataclass(frozen=True)
+class ModelInMemory:
+    """A model that was not loaded from a file, such as one that is being trained.
+
+    Attributes:
+        task: encodes and decodes text.
+        model: the model.
+        generation: the model's decoding settings, by the names of ``GenerationConfig``'s fields.
+    """
+
+    task: Task
+    model: EncoderDecoderModel
+    generation: Mapping[str, Any] = field(default_factory=dict)

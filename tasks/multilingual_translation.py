@@ -6,17 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from seqgen.config import option
 from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
-from seqgen.data.pair_dataset import PairDataset
+from seqgen.data.pair_dataset import Example, PairDataset
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
@@ -167,7 +166,7 @@ class MultilingualTranslationTask(ParallelTextTask):
             of_target = of_target._replace(before=[self.languages.ids[target], *of_target.before])
         return self.source_tokenizer.source_tokens(source, target), of_target
 
-    def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
+    def collate(self, examples: Sequence[tuple[Any, ...]], model: EncoderDecoderModel) -> Batch:
         """Collate examples into a batch; see ``Task.collate`` and ``added_tokens``.
 
         With the start token L, targets ``[L a b e]`` become::
@@ -175,10 +174,10 @@ class MultilingualTranslationTask(ParallelTextTask):
             prev_output_tokens  L a b
             target              a b e
         """
-        targets = [target for _, _, target in examples if target is not None]
+        targets = [target for _, _, target, *_ in examples if target is not None]
         if self.languages.target is not TargetLanguage.START or len(targets) < len(examples):
             return super().collate(examples, model)
-        shorter = [(number, source, target[1:]) for (number, source, _), target in zip(examples, targets, strict=True)]
+        shorter = [Example(*one)._replace(target=target[1:]) for one, target in zip(examples, targets, strict=True)]
         batch = super().collate(shorter, model)
         assert batch.prev_output_tokens is not None
         starts = torch.stack([target[:1] for target in targets])

@@ -13,7 +13,7 @@ import examples.lstm  # noqa: F401  # registers its models
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup, join, leave
 from seqgen.training.train import StopSignals
-from seqgen.training.training_loop import TrainingRun
+from seqgen.training.training_loop import TrainingLoop
 from tests.commands import SMALL_FCONV
 from tests.training_runs import Lab, free_port
 
@@ -42,7 +42,7 @@ def train_in(lab: Lab, job: Job, group: ProcessGroup) -> None:
     group.gather(None)
     task: Any = lab.task(cfg, folder)
     task.build_model = lambda model: Task.build_model(task, model).to(getattr(torch, dtype))
-    TrainingRun(cfg, task, folder, torch.device("cpu"), group, StopSignals()).run()
+    TrainingLoop(cfg, task, folder, torch.device("cpu"), group, StopSignals()).run()
 
 
 def _work(rank: int, world_size: int, port: int, root: Path, jobs: Sequence[Job]) -> None:

@@ -31,7 +31,7 @@ from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.train import StopSignals, train
 from seqgen.training.trainer import Trainer
-from seqgen.training.training_loop import TrainingRun
+from seqgen.training.training_loop import TrainingLoop
 
 _SIZES = ("embed_dim=16", "layers=1", "ffn_embed_dim=16", "attention_heads=2")
 _KEYS = (
@@ -83,11 +83,11 @@ class Lab:
         with mock.patch("seqgen.training.distributed.parallelize", lambda module, *_: module):
             return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group or ProcessGroup())
 
-    def run(self, name: str, *overrides: str) -> TrainingRun:
+    def run(self, name: str, *overrides: str) -> TrainingLoop:
         """A run before its first update."""
         cfg, folder = self.config(*overrides), self.root / name
         folder.mkdir(exist_ok=True)
-        return TrainingRun(cfg, self.task(cfg, folder), folder, torch.device("cpu"), ProcessGroup(), StopSignals())
+        return TrainingLoop(cfg, self.task(cfg, folder), folder, torch.device("cpu"), ProcessGroup(), StopSignals())
 
     def train(self, name: str, *overrides: str) -> Path:
         """Train a run, or resume it; return its folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import traceback
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from seqgen.extend import ContractError, parse_yaml
+from seqgen.extend import ConfigError, ContractError, parse_yaml
 from seqgen.system.error_messages import missing_hook
 
 
@@ -83,7 +84,7 @@ class Raised(Violation):
             for frame, line in traceback.walk_tb(error.__traceback__)
         ]
         places = [place for place in places if place[0] not in _LIBRARIES]
-        of_user = [place for place in places if place[0] != "seqgen"]
+        of_user = [place for place in places if _is_of_user(place[0])]
         _, file, line = (of_user or places)[-1]
         why = (isinstance(error, NotImplementedError) and missing_hook(error)) or str(error).strip().partition("\n")[0]
         contract = isinstance(error, ContractError)
@@ -94,6 +95,10 @@ class Raised(Violation):
 
 _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 """Packages whose code is not the place of an error: the place is the line that calls them."""
+
+
+def _is_of_user(module: str) -> bool:
+    return module.partition(".")[0] not in {"seqgen", *_LIBRARIES}
 
 
 ERROR = "the component leads to the error above; correct that first"
@@ -125,28 +130,58 @@ class Compared:
 
     Attributes:
         advice: the causes of violations, see ``advice.yaml``; by default those of a model.
+        varied: what the variants are, as a key.
+        owners: the classes whose methods a cause may name, the most probable first.
         tolerance: the largest difference that counts as equal; see ``same``.
         invariants: what is checked.
         then: another subject whose invariants are checked afterwards.
+        variants: what the invariants are checked under, one after the other: rules of decoding, or splits of a task.
+        variant: the one in use; a violation names it.
+        lines: the text and ids of sources; random ones if there are none.
         largest: the largest difference of all comparisons so far.
     """
 
     advice = ADVICE["model"]
+    varied = ""
+    owners: Sequence[type] = ()
     tolerance: float = 1e-10
     invariants: Invariants[Any] = field(default_factory=dict)
     then: Compared | None = None
+    lines: Sequence[tuple[str, Sequence[int]]] = ()
+    variants: Sequence[str] = ("",)
+    variant: str = ""
     largest: float = field(default=0.0, init=False)
 
     def restore(self) -> None:
         """Undo what an invariant may have changed; called after each."""
 
-    def hold(self, invariant: Callable[[Any], None]) -> None:
-        """Check an invariant.
+    def hold(self, invariant: Callable[[Any], object]) -> None:
+        """Check an invariant under all variants.
 
         Args:
             invariant: its function, which raises ``Violation`` or ``NotApplicableError``.
         """
-        invariant(self)
+        reasons: list[Exception] = []
+        for variant in self.variants:
+            self.variant = variant
+            try:
+                invariant(self)
+            except (NotApplicableError, ConfigError) as error:  # what a component refuses is no fault
+                reasons.append(error)
+            except Violation as error:
+                error.what += f" ({self.varied}={variant})" if variant else ""
+                raise
+        if len(reasons) == len(self.variants):
+            raise NotApplicableError(str(reasons[0]))
+
+    def place(self, methods: Sequence[str]) -> str:
+        """The first of some methods that the user's code defines, with its file and line, to be added to a cause."""
+        for cls, method in itertools.product(self.owners, methods):
+            home = next((home for home in cls.__mro__ if method in vars(home)), object)
+            if code := _is_of_user(home.__module__) and getattr(getattr(cls, method), "__code__", None):
+                return f"; see {cls.__name__}.{method} ({code.co_filename}:{code.co_firstlineno})"
+        lacking = [cls.__name__ for cls in self.owners if _is_of_user(cls.__module__)]
+        return f"; see {lacking[0]}, which inherits {methods[0]}" if lacking else ""
 
     def same(
         self,
@@ -206,7 +241,7 @@ class Compared:
             self.same(*values, what=what, tolerance=tolerance)
 
 
-Invariants: TypeAlias = dict[str, Callable[[S], None]]
+Invariants: TypeAlias = dict[str, Callable[[S], object]]
 """Invariants by name: functions that raise ``Violation`` or ``NotApplicableError``."""
 
 
@@ -274,7 +309,7 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def causes(outcomes: Sequence[Outcome], subject: Compared) -> list[str]:
-    """Find the causes of what failed. An error of the component is a cause by itself, and comes first.
+    """Find the causes of what failed. An error of the component that comes first is a cause by itself.
 
     Errors are among the violations that the advice explains only if the first invariant holds, the simplest use of the
     component: then it matters in which other one they occur.
@@ -284,10 +319,10 @@ def causes(outcomes: Sequence[Outcome], subject: Compared) -> list[str]:
         subject: what was checked.
     """
     wrong = failed(outcomes)
-    raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
-    if outcomes[0].violation in raised:
-        wrong = [outcome for outcome in wrong if outcome.violation not in raised]
-    found = [ERROR] if not wrong or any(error.by_user for error in raised) else []
+    first = wrong[0].violation
+    if wrong[0] is outcomes[0] and isinstance(first, Raised):
+        wrong = [outcome for outcome in wrong if not isinstance(outcome.violation, Raised)]
+    found = [ERROR] if not wrong or (isinstance(first, Raised) and first.by_user) else []
     return [*found, diagnose(wrong, subject)] if wrong else found
 
 
@@ -303,5 +338,6 @@ def diagnose(outcomes: Sequence[Outcome], subject: Compared) -> str:
     for key, cause in subject.advice.items():
         name, _, part = key.partition(" | ")
         if of_all.get(name) or (name in wrong and part in wrong[name].what):
-            return cause
+            text, _, methods = cause.partition(" @")
+            return text + (subject.place(methods.split(",")) if methods else "")
     return UNKNOWN

@@ -22,8 +22,8 @@ from seqgen.config import SINGLE_COMPONENTS, option, text_list, text_values
 from seqgen.extend import DECODING_COMPONENTS, ConfigError, nearest, printable, run, set_up_device, split_argument
 
 HOW = """in float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that
-differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails, 2 if what is
-checked cannot be built."""
+differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails or none can be
+checked, 2 if what is checked cannot be built."""
 
 COLUMN, WIDTH = 20, 80
 """Column in which the description of a check begins in ``--help``, and the width of the text."""
@@ -145,7 +145,7 @@ def check_component(check: Check, cfg: Any) -> int:
         cfg: the configuration.
 
     Returns:
-        The exit code: 0 if all invariants hold, 1 if one fails.
+        The exit code: 0 if all invariants hold, 1 if one fails or none can be checked.
 
     Raises:
         UserError: the component, or what it is checked with, cannot be built.
@@ -165,7 +165,7 @@ def check_component(check: Check, cfg: Any) -> int:
     print(f"{checked - len(wrong)} of {checked} invariants hold")
     for cause in causes(found, subject) if wrong else []:
         print(f"probable cause: {cause}")
-    return 1 if wrong else 0
+    return 1 if wrong or not checked else 0
 
 
 def _line(outcome: Outcome, errors: set[str]) -> str:

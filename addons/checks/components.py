@@ -6,7 +6,8 @@ Batching, optimizations and the component's state change nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -28,7 +29,6 @@ from seqgen.extend import (
     Combination,
     Component,
     Composite,
-    ConfigError,
     DecodingError,
     Hypothesis,
     LogitsProcessor,
@@ -38,9 +38,10 @@ from seqgen.extend import (
     StepContext,
     apply_all,
     combine,
-    gather_beams,
     generate_continuously,
     pad_rows,
+    rows_of_parents,
+    rows_of_sentences,
 )
 
 WITHOUT_EFFECT = {"two_stage_candidates", "continuous_batching"}
@@ -84,7 +85,7 @@ def joining_changes_nothing(subject: Decoding) -> None:
     """Sentences that join a running batch give the same result."""
     generator = subject.generator(max_len_a=0.75, max_len_b=1, max_len=9)  # sentences end at different steps
     needs(generator.can_merge, f"sentences cannot join a running batch (can_merge): {generator.setup.merge_obstacle}")
-    lengths = [SOURCES[row % len(SOURCES)] for row in range(12)]
+    lengths = [*SOURCES, *SOURCES, *SOURCES[:2]]
     waiting = list(range(len(lengths)))
 
     def take(running: int, width: int) -> Batch | None:
@@ -117,10 +118,7 @@ def holds_in_an_ensemble(subject: Decoding) -> None:
     if subject.build is None:
         raise NotApplicableError("the models are trained; path=[RUN,RUN] decodes with an ensemble")
     subject.models = [subject.build(subject.dictionary, seed) for seed in (0, 1)]
-    try:
-        search.alone_equals_batched(subject)
-    except ConfigError as error:
-        raise NotApplicableError(f"ensembles are refused: {error}") from None
+    search.alone_equals_batched(subject)
     plain = subject.decode(subject.batch(), fast=FastConfig.off(*SWITCHES))
     what = "an ensemble of two models gives another result without optimizations"
     same_hypotheses(subject, subject.decode(subject.batch()), plain, what)
@@ -129,66 +127,90 @@ def holds_in_an_ensemble(subject: Decoding) -> None:
 
 
 def state_follows_the_beams(subject: Decoding) -> None:
-    """``advance`` reorders the tensors ``(sentences, beam, ...)`` of the component: reordering them before is equal."""
+    """``advance`` reorders the rows that the component keeps, in tensors or in Python: reordering them before is equal.
+
+    A row of a tensor ``(sentences, beam, ...)``, a list or a dict belongs to a beam.
+    """
     found = False
-    for part, live, beam in _after_some_steps(subject):
-        names = [name for name in _tensors_of(part, live, beam) if name not in part.sentence_state]
+    for part, (live, beam), shapes in _after_some_steps(subject):
+        names = [name for name, sizes in shapes.items() if len(sizes) == 2 and name not in part.sentence_state]
         found |= bool(names)
         parents = (torch.arange(beam) + 1).remainder(beam).expand(live, -1).contiguous()
         parents = parents.where(torch.arange(live).unsqueeze(1) % 2 == 0, 0)  # others all continue one beam
         tokens = (subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5).clamp(max=subject.ids.word(4))
         scores = -torch.arange(live * beam, dtype=torch.float64).view(live, beam)
         moved, wanted = copy.deepcopy(part), copy.deepcopy(part)
+        rows = rows_of_parents(parents).tolist()
         for name in names:
-            setattr(wanted, name, gather_beams(getattr(wanted, name), parents))
+            setattr(wanted, name, _select(getattr(wanted, name), rows, shapes[name]))
         moved.advance(Candidates(scores, tokens, parents))
         unmoved = torch.arange(beam).expand(live, -1).contiguous()
         wanted.advance(Candidates(scores, tokens, unmoved))
-        tensors = {name: getattr(wanted, name) for name in names}
-        _same_tensors(subject, moved, tensors, "advance does not reorder")
-    needs(found, "it keeps no tensors of the beams")
+        _same_state(subject, moved, {name: getattr(wanted, name) for name in names}, "advance does not reorder")
+    needs(found, "it keeps nothing for each beam")
 
 
 def state_of_sentences_that_leave(subject: Decoding) -> None:
-    """``select_sentences`` keeps the rows of the remaining sentences in all tensors ``(sentences, ...)``."""
-    for part, live, _ in _after_some_steps(subject):
+    """``select_sentences`` keeps the rows of the remaining sentences, in tensors and in Python."""
+    for part, (live, beam), shapes in _after_some_steps(subject):
         keep = torch.tensor([live - 1, 0])
-        wanted = {name: value.index_select(0, keep) for name, value in _tensors_of(part, live).items()}
+        rows = {1: keep.tolist(), 2: rows_of_sentences(keep, beam).tolist()}
+        wanted = {name: _select(getattr(part, name), rows[len(sizes)], sizes) for name, sizes in shapes.items()}
         part.select_sentences(keep)
-        _same_tensors(subject, part, wanted, "select_sentences does not drop the rows of")
+        _same_state(subject, part, wanted, "select_sentences does not drop the rows of")
 
 
-def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]:
-    """The parts of the component that keep tensors of the batch after three steps; live sentences and beams.
+def _after_some_steps(subject: Decoding) -> list[tuple[Component, tuple[int, int], dict[str, tuple[int, ...]]]]:
+    """The parts of the component that keep rows of the batch after three steps.
+
+    Returns:
+        The part, the numbers of live sentences and beams, and by attribute these numbers, or that of the sentences.
 
     Raises:
         NotApplicableError: there are none.
     """
     session: Session = subject.session(subject.batch(), end_symbols=[], min_len=6)
-    fresh = {id(value) for part in subject.parts(session.setup) for value in vars(part).values()}
+    settings = [value for part in subject.parts(session.setup) for value in vars(part).values()]
+    before = {id(value): isinstance(value, Tensor) or repr(value) for value in settings}
     with torch.inference_mode():
         continues = all(session.step() for _ in range(3))
     needs(continues, "all outputs end within three steps")
-    live, beam, found = len(session.live), session.beam, False
+    sizes, found = (len(session.live), session.beam), list[Any]()
     for part in subject.parts(session):
-        names = [name for name in _tensors_of(part, live) if id(getattr(part, name)) not in fresh]
-        if names and live > 1:
-            found = True
-            yield part, live, beam
-    needs(found, "it keeps no tensors of the batch")
+        own = {name: value for name, value in vars(part).items() if before.get(id(value)) not in (True, repr(value))}
+        shapes = {name: size for size in (sizes[:1], sizes) for name, value in own.items() if _has_rows(value, size)}
+        found += [(part, sizes, shapes)] if shapes and sizes[0] > 1 else []
+    needs(found, "it keeps nothing of the batch")
+    return found
 
 
-def _tensors_of(part: Component, *sizes: int) -> dict[str, Tensor]:
-    """Copies of the tensors whose first dimensions have these sizes."""
-    tensors = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
-    return {name: value.clone() for name, value in tensors.items() if value.shape[: len(sizes)] == sizes}
+def _has_rows(value: Any, sizes: tuple[int, ...]) -> bool:
+    """True if a tensor has these first dimensions, or a list or dict of Python an item for each of their rows."""
+    if isinstance(value, Tensor):
+        return value.shape[: len(sizes)] == sizes
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return set(keys) == set(range(math.prod(sizes))) and copy.deepcopy(value) == value
 
 
-def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tensor], what: str) -> None:
+def _select(value: Any, rows: Sequence[int], sizes: tuple[int, ...]) -> Any:
+    """Copies of some rows of a value of which ``_has_rows`` is true."""
+    if isinstance(value, Tensor):
+        return value.flatten(0, len(sizes) - 1)[rows].unflatten(0, (-1, *sizes[1:]))
+    items = [copy.deepcopy(value[row]) for row in rows]
+    return items if isinstance(value, list) else dict(enumerate(items))
+
+
+def _same_state(subject: Decoding, part: Component, wanted: Mapping[str, Any], what: str) -> None:
     for name, value in wanted.items():
-        ours, theirs = (one.double().reshape(len(one), -1) for one in (getattr(part, name), value))
+        got, described = getattr(part, name), f"{what} {type(part).__name__}.{name}"
+        if not isinstance(value, Tensor):
+            require(len(got) == len(value), f"{described}: it has {len(got)} items and should have {len(value)}")
+            for row in range(len(value)):
+                what = f"{described}: item {row} is {got[row]!r:.99} and should be {value[row]!r:.99}"
+                require(got[row] == value[row], what)
+        ours, theirs = (one.double().nan_to_num(7.0).reshape(len(one), -1) for one in (got, value))
         with at(step=None, beam=None):
-            subject.same(ours, theirs, what=f"{what} {type(part).__name__}.{name}")
+            subject.same(ours, theirs, what=described)
 
 
 SHARED: Invariants[Decoding] = {
@@ -203,7 +225,7 @@ SHARED: Invariants[Decoding] = {
     "state follows the beams": state_follows_the_beams,
     "state of sentences that leave": state_of_sentences_that_leave,
 }
-"""The invariants of every kind of decoding component."""
+"""The invariants of every kind of decoding component; a stopping rule has no others."""
 
 
 class CombinationProbe(Composite, Combination):
@@ -215,6 +237,7 @@ class CombinationProbe(Composite, Combination):
 
     def __init__(self, combination: Combination):
         self.parts = [combination]
+        self.totals: list[Tensor] = []
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
@@ -223,6 +246,7 @@ class CombinationProbe(Composite, Combination):
         for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
             what = f"the combination changes lprobs[{member}], the scores of a member, in place"
             require(torch.equal(scores, kept), what)
+        self.totals.append(found.exp().sum(-1))
         return found
 
     def attention_weights(self, members: int) -> list[float]:
@@ -231,18 +255,27 @@ class CombinationProbe(Composite, Combination):
         return weights
 
 
-def calls_change_no_scores(subject: Decoding) -> None:
+def calls_change_no_scores(subject: Decoding) -> CombinationProbe:
     """A call does not change the members' scores."""
     probe = CombinationProbe(subject.generator().setup.ensemble.combination)
     others = subject.keys_without("combination.")
     options: dict[str, Any] = {"combination": "", "components": others}
     subject.decode(subject.batch(), objects={"combination": probe}, **options)
+    return probe
+
+
+def scores_sum_to_one(subject: Decoding) -> None:
+    """The probabilities of a step sum to one. Others are allowed, and are told as a reason."""
+    probe = calls_change_no_scores(subject)
+    least, most = torch.cat(probe.totals).aminmax()
+    what = f"{type(probe.parts[0]).__name__}.__call__ gives probabilities that sum to {least:.3g} to {most:.3g}; "
+    what += "this is allowed, but above 1 a longer output gains, below 1 a shorter one"
+    needs(1 - 1e-6 < least <= most < 1 + 1e-6, what)
 
 
 def observing_changes_nothing(subject: Decoding) -> None:
     """A decode without the observer gives the same result."""
-    observed = subject.decode(subject.batch())
-    alone = subject.decode(subject.batch(), **subject.without)
+    observed, alone = (subject.decode(subject.batch(), **options) for options in ({}, subject.without))
     same_hypotheses(subject, observed, alone, "the observer changes the result")
 
 
@@ -253,11 +286,9 @@ COMBINATION: Invariants[Decoding] = {
     **{name: invariant for name, invariant in SHARED.items() if name not in OF_ONE_MODEL},
     "scorer = generator": partial(search.scorer_equals_generator, min_len=0, end_symbols=[]),
     "calls change nothing else": calls_change_no_scores,
+    "probabilities sum to one": scores_sum_to_one,
 }
 """The invariants of a combination, with two models."""
-
-STOPPING: Invariants[Decoding] = SHARED
-"""The invariants of a stopping rule."""
 
 OBSERVER: Invariants[Decoding] = {**SHARED, "observed = not observed": observing_changes_nothing}
 """The invariants of an observer."""
@@ -277,13 +308,12 @@ class Probe(Composite, LogitsProcessor):
         """See ``LogitsProcessor``."""
         (processor,) = self.parts
         seen = {name: value for name in READ if (value := attrgetter(name)(context)) is not None}
-        before, state = {name: tensor.clone() for name, tensor in seen.items()}, _tensors_of(processor)
+        before = {name: tensor.clone() for name, tensor in seen.items()}
         with at(step=context.step):
             found = apply_all([processor], lprobs.clone(), context)
             self._check_values(found, lprobs, context)
             for name, tensor in before.items():
                 require(torch.equal(tensor, seen[name]), f"the processor changes context.{name} in place")
-            _check_state(processor, state, "the call changes the state")
             kept: Tensor = found.clone()
             found.fill_(5.0)  # as a later processor may do
             again = apply_all([processor], lprobs.clone(), context)
@@ -304,13 +334,6 @@ READ = (
     *("sentences.src_tokens", "sentences.src_padding", "prefix_tokens"),
 )
 """The tensors of a context that a processor may read."""
-
-
-def _check_state(part: Component, before: Mapping[str, Tensor], what: str) -> None:
-    """A component has the same tensors as before."""
-    for name, value in before.items():
-        same = torch.equal(getattr(part, name).nan_to_num(7.0), value.nan_to_num(7.0))
-        require(same, f"{what} {type(part).__name__}.{name}")
 
 
 def calls_are_pure(subject: Decoding) -> None:
@@ -377,17 +400,11 @@ def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
 
 def forks_are_independent(subject: Decoding) -> None:
     """A fork has its own state: what happens to it does not change the original."""
-    session = subject.session(subject.batch(), end_symbols=[], min_len=5)
-    with torch.inference_mode():
-        for _ in range(2):
-            session.step()
-    live, beam = len(session.live), session.beam
-    parents = torch.zeros(live, beam, dtype=torch.int64)
-    active = Candidates(torch.zeros(live, beam), parents + subject.ids.word(1), parents)
-    for part in subject.parts(session):
-        before = _tensors_of(part)
-        part.fork().advance(active)
-        _check_state(part, before, "a fork shares the state")
+    for part, sizes, shapes in _after_some_steps(subject):
+        parents = torch.zeros(sizes, dtype=torch.int64)
+        before = {name: copy.deepcopy(getattr(part, name)) for name in shapes}
+        part.fork().advance(Candidates(torch.zeros(sizes), parents + subject.ids.word(1), parents))
+        _same_state(subject, part, before, "a fork shares the state")
 
 
 def sampled_alone_equals_batched(subject: Decoding) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from torch import nn
 
 from seqgen import load_models
 from seqgen.addons.checks.checking import Invariants, Raised
-from seqgen.addons.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
+from seqgen.addons.checks.components import COMBINATION, OBSERVER, PROCESSOR, SHARED
 from seqgen.addons.checks.criteria import Training, invariants_of
 from seqgen.addons.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
 from seqgen.addons.checks.strategies import STRATEGY
@@ -41,6 +42,7 @@ from seqgen.extend import (
     WhitespaceTokenizer,
     log,
     nearest,
+    read_lines,
 )
 
 _WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2}
@@ -98,6 +100,9 @@ def new_model(config: Any, words: Dictionary, seed: int = 0) -> EncoderDecoderMo
     return model.double()
 
 
+MOST = 12
+"""The most lines of a file that are sources."""
+
 SHORTEST = 40
 """The number of positions that the checks need."""
 
@@ -108,6 +113,7 @@ class ModelCheckConfig:
 
     model: Any = None
     path: str = option("", "run, or model of another toolkit, in place of model=NAME", role="input_path")
+    input: str = option("", "file whose first lines are the sources, in place of random ones", role="input_path")
     cache: str = option("", "where self-attention keeps keys and values: the name of a class in common.user_dir")
     tolerance: float = option(
         1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
@@ -137,13 +143,18 @@ def model_subject(cfg: ModelCheckConfig) -> Subject:
         if others:
             raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
         sides = loaded.task.target_dictionary, len(loaded.task.source_dictionary)
-        subject = searched = Subject(loaded.model, *sides, tolerance=cfg.tolerance)
+        lines = _lines(cfg.input, loaded.task, loaded.model)
+        subject = searched = Subject(loaded.model, *sides, tolerance=cfg.tolerance, lines=lines)
     else:
-        words = tiny_dictionary()
+        words = tiny_dictionary(texts=_texts(cfg.input))
         build = partial(new_model, cfg.model, words, 1)
         # the invariants of search need peaked distributions
         models = [randomize_(new_model(cfg.model, words), factor=factor) for factor in (1.0, 1.5)]
-        subject, searched = (Subject(one, words, len(words), build, tolerance=cfg.tolerance) for one in models)
+        lines = _lines(cfg.input, _task(words), models[0])
+        given: Any = {"tolerance": cfg.tolerance, "lines": lines}
+        subject, searched = (Subject(one, words, len(words), build, **given) for one in models)
+    modules = (subject.model.decoder, subject.model.encoder, *subject.model.modules())
+    subject.owners = searched.owners = [*dict.fromkeys(map(type, modules))]
     if cfg.cache:  # all else is about the model, or its values are exact
         _use_cache(subject.model.decoder, cfg.cache)
         cause = f"{cfg.cache} does not return the keys and values that it was given, in their rows and at their "
@@ -158,6 +169,32 @@ def model_subject(cfg: ModelCheckConfig) -> Subject:
             "set the model's maximum lengths to at least that"
         )
     return subject
+
+
+def _task(words: Dictionary) -> Task:
+    """A task whose tokens are the words of a text, for random models."""
+    return Task(None, WhitespaceTokenizer(words), WhitespaceTokenizer(words))
+
+
+def _texts(path: str) -> list[str]:
+    """The first lines of the file with sources; none without a file."""
+    texts = list(itertools.islice(read_lines(Path(path)), MOST)) if path else []
+    if path and not texts:
+        raise ConfigError(f"input={path}: the file has no line; write one source in each line")
+    return texts
+
+
+def _lines(path: str, task: Task, model: EncoderDecoderModel) -> list[tuple[str, list[int]]]:
+    """The sources and their ids; none without a file.
+
+    Raises:
+        UserError: the file cannot be read, or has no lines, or one that is too long for the model.
+    """
+    lines = [(text, task.encode_source(task.input_of(text)).tolist()) for text in _texts(path)]
+    longest = max((len(ids) for _, ids in lines), default=0)
+    if longest > model.max_positions()[0]:
+        raise ConfigError(f"input={path}: a line has {longest} tokens, but the model reads {model.max_positions()[0]}")
+    return lines
 
 
 def _use_cache(decoder: nn.Module, name: str) -> None:
@@ -200,7 +237,7 @@ KINDS = {
     "search": Kind("a search strategy", STRATEGY, Search),
     "processor": Kind("a logits processor", PROCESSOR),
     "combination": Kind("a combination of an ensemble's members, with two models", COMBINATION, Combination),
-    "stopping": Kind("a stopping rule", STOPPING),
+    "stopping": Kind("a stopping rule", SHARED),
     "observer": Kind("an observer of the search", OBSERVER),
 }
 """The kinds of decoding components that can be checked, by the prefix of their keys."""
@@ -214,6 +251,7 @@ class DecodingCheckConfig:
     path: list[str] = option(
         [], "run or checkpoint that decodes, in place of a random model; several for an ensemble", role="input_path"
     )
+    input: str = option("", "file whose first lines are the sources, in place of random ones", role="input_path")
     beam: int = option(4, "beam size of the decodes; a strategy that refuses it is checked with 1", minimum=1)
     semantics: str = option(
         "both", "rules of which toolkit the component is checked under", choices=("both", "fairseq", "huggingface")
@@ -245,13 +283,15 @@ def component_subject(group: str, cfg: DecodingCheckConfig) -> Decoding:
         task, models = loaded[0].task, [one.model for one in loaded]
         words, sources, tokenizer = task.target_dictionary, task.source_dictionary, task.target_tokenizer
     else:
-        words = sources = tiny_dictionary(WORDS)
+        words = sources = tiny_dictionary(WORDS, _texts(cfg.input))
+        task = _task(words)
         build = partial(_peaked_model, cfg.model or small_transformer())
         models = [build(words, seed) for seed in range(2 if group == "combination" else 1)]
     rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
     further: dict[str, Any] = {"tolerance": cfg.tolerance, "invariants": KINDS[group].invariants}
-    subject = Decoding(generation, group, build, words, sources, kind, models, tokenizer, rules, **further)
+    further.update(lines=_lines(cfg.input, task, models[0]), owners=[component], variants=rules)
+    subject = Decoding(generation, group, build, words, sources, kind, models, tokenizer, **further)
     begin, end = subject.ids.words
     if end - begin < FEWEST:
         raise ConfigError(f"the vocabulary has at most {end - begin} words in a row, but the checks need {FEWEST}")
@@ -288,19 +328,19 @@ def _accepted(subject: Decoding) -> Decoding:
     wanted, refusals = subject.generation.beam, list[ConfigError]()
     for beam in dict.fromkeys((wanted, 1)):
         subject.generation = replace(subject.generation, beam=beam)
-        found = {rules: _refusal(subject, rules) for rules in subject.all_rules}
+        found = {rules: _refusal(subject, rules) for rules in subject.variants}
         refusals += filter(None, found.values())
         if accepted := [rules for rules, refusal in found.items() if refusal is None]:
             if beam != wanted:
                 log(f"checked with beam=1: {refusals[0]}")
-            subject.all_rules = accepted
+            subject.variants = accepted
             return subject
-    raise refusals[len(subject.all_rules) - 1]  # with the beam of the user
+    raise refusals[len(subject.variants) - 1]  # with the beam of the user
 
 
 def _refusal(subject: Decoding, rules: str) -> ConfigError | None:
     """The error with which a decode is refused; ``None`` if it is accepted."""
-    subject.rules = rules
+    subject.variant = rules
     with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
         try:
             generator = subject.generator()
@@ -338,12 +378,11 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     component: Any = GROUPS["criterion"].of(cfg.criterion).component
     what = "criterion cannot be built from its keys and a task"
     with _building(what, "correct its __init__"):
-        tokenizer = WhitespaceTokenizer(words)
-        criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
+        criterion = component(cfg.criterion, _task(words))
         criterion.begin_training(model)
     randomize_(criterion.module.double())
     ids, invariants = Ids.of(model, words, len(words)), invariants_of(criterion)
-    return Training(criterion, model, ids, tolerance=cfg.tolerance, invariants=invariants)
+    return Training(criterion, model, ids, tolerance=cfg.tolerance, invariants=invariants, owners=[component])
 
 
 @dataclass
@@ -381,8 +420,8 @@ def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
     split = next((name for name in ("valid", "test", *splits) if name in splits), None)
     if split is None:
         raise ConfigError("the task has no data to check; set its keys, such as task.train and task.valid")
-    task.dataset(split)
     config = small_transformer("transformer_lm" if isinstance(task, PromptTask) else "transformer")
     torch.manual_seed(0)
     model = randomize_(task.build_model(config).double())
-    return Prepared(task, make, model, split, invariants=TASK)
+    subject = Prepared(task, make, model, invariants=TASK, variants=[*dict.fromkeys((split, *({"train"} & {*splits})))])
+    return replace(subject, owners=[*(type(task.dataset(name)) for name in subject.variants), component])

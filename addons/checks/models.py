@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,12 @@ _LEAST = 1e-9
 
 
 def evaluation_is_deterministic(subject: Subject) -> None:
-    """Two passes in evaluation mode are equal, also after ``train()`` and ``eval()``."""
-    batch = subject.inputs()
+    """Two passes in evaluation mode are equal, also after that of another batch, or after ``train()``, ``eval()``."""
+    batch, other = subject.inputs(), subject.inputs(seed=2)
+    wanted = replace(subject, model=copy.deepcopy(subject.model)).logits(other)
     before = subject.logits(batch)
     subject.same(subject.logits(batch), before, what="a second pass over the same input differs")
+    subject.same(subject.logits(other), wanted, what="the pass of an earlier batch changes the logits")
     subject.model.train().eval()
     subject.same(subject.logits(batch), before, what="the pass after train() and eval() differs")
 
@@ -38,7 +41,11 @@ def alone_equals_batched(subject: Subject) -> None:
     batch = subject.inputs()
     together = subject.logits(batch)
     for row in range(len(LENGTHS)):
-        subject.same(together[row : row + 1], subject.model(*batch.alone(row)).logits, rows=[row])
+        alone = batch.alone(row)
+        features, own = (subject.encode(each).encoder_out for each in (batch, alone))
+        columns = slice(-own.size(1), None) if batch.padded_left else slice(own.size(1))
+        part = "logits" if torch.allclose(features[row : row + 1, columns], own) else "encoder's features"
+        subject.same(together[row : row + 1], subject.logits(alone), rows=[row], what=f"the {part} differ")
 
 
 def encoder_output_is_reordered(subject: Subject) -> None:
@@ -57,7 +64,7 @@ def every_token_is_read(subject: Subject) -> None:
     _target_tokens_are_read(subject)
     batch, ids = subject.inputs(target_length=5), subject.ids
     logits = subject.logits(batch)
-    for row, length in enumerate(LENGTHS):
+    for row, length in enumerate(batch.src_lengths.tolist()):
         first = batch.src_tokens.size(1) - length if batch.padded_left else 0
         for column in range(first, first + length):
             changed = batch.inputs_with_source(row, column, ids.words)
@@ -118,6 +125,8 @@ def attention_is_a_distribution(subject: Subject) -> None:
     subject.same(asked.logits, unasked.logits, what="need_attention changes the logits")
     require(unasked.attention is None, "attention is returned without need_attention")
     needs(asked.attention is not None, "the model returns no attention")
+    widths = asked.attention.size(2), batch.src_tokens.size(1)
+    require(widths[0] == widths[1], "attention over {} positions, the source has {}".format(*widths))
     total = asked.attention.sum(-1)
     subject.same(total, torch.ones_like(total), what="the attention of a position does not sum to one")
     padding = batch.src_tokens.eq(subject.ids.pad).unsqueeze(1).expand_as(asked.attention)
@@ -232,9 +241,8 @@ def every_parameter_is_trained(subject: Subject) -> None:
 def saved_weights_are_the_model(subject: Subject) -> None:
     """A newly built model has the same logits once it has loaded the weights."""
     needs(subject.build is not None, "a trained model was itself loaded")
-    other, batch = without_cached_weights(subject, subject.model), subject.inputs()
-    got = other(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
-    subject.same(got, subject.logits(batch), what="a new model with the same weights differs")
+    other, batch = replace(subject, model=without_cached_weights(subject, subject.model)), subject.inputs()
+    subject.same(other.logits(batch), subject.logits(batch), what="a new model with the same weights differs")
 
 
 def never_stale_after_moving(subject: Subject) -> None:

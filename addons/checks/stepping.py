@@ -74,6 +74,8 @@ class Decode:
         got = self.decoder(tokens, self.encoder_out, self.state).logits
         if got.shape[:2] != (len(tokens), width - seen):
             raise Violation(f"a step of {width - seen} positions returns logits {tuple(got.shape)}", step=seen)
+        wrong = [key for key in self.state if not hasattr(key, "owner")]
+        require(not wrong, f"the decoding state has the key {wrong[:1]}, which no module has", seen)
         # rows with equal start offsets and source widths, which one parallel pass computes
         groups: dict[tuple[int, int], list[int]] = {}
         for row, (history, source) in enumerate(zip(self.histories, self.sources, strict=True)):

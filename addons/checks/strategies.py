@@ -12,7 +12,7 @@ from torch import Tensor
 from seqgen.addons.checks.checking import Invariants, Violation, at, holds, needs, require
 from seqgen.addons.checks.components import SHARED, scores_depend_on_the_hypothesis_alone
 from seqgen.addons.checks.search import same_hypotheses
-from seqgen.addons.checks.subject import LONGEST, SOURCES, Decoding
+from seqgen.addons.checks.subject import LONGEST, Decoding
 from seqgen.extend import (
     Batch,
     Candidates,
@@ -35,15 +35,6 @@ class _CheckedSession(Session):
         found = choose_candidates(self.search, context, scores)
         _check_candidates(found, scores, self, context.step)
         return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
-
-    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scores: Scores) -> Candidates:
-        """See ``Session.finalize``."""
-        active = super().finalize(context, candidates, ended, scores)
-        if not self.search.continues_each_beam:
-            entries, alive = active.beams * self.setup.vocab_size + active.tokens, active.scores > -torch.inf
-            twice = (entries.unsqueeze(1) == entries.unsqueeze(2)) & alive.unsqueeze(1) & alive.unsqueeze(2)
-            _refuse(twice.tril(-1).any(2), "the same continuation of the same beam is kept twice", context.step)
-        return active
 
 
 def candidates_are_continuations(subject: Decoding) -> None:
@@ -105,7 +96,7 @@ def _compare_with_model(subject: Decoding, **options: Any) -> None:
             history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
             logits = model(source.src_tokens, source.src_lengths, history).logits
             lprobs = model.get_normalized_probs(logits / setup.temperature)[0]
-            renormalized = _allowed(lprobs, setup, row).log_softmax(-1)
+            renormalized = _allowed(lprobs, setup, source.src_lengths).log_softmax(-1)
             readings = {"": lprobs, ", renormalized over the tokens that the rules allow": renormalized}
             found = {how: values.gather(1, tokens[:, None]).T for how, values in readings.items()}
             # a strategy may take either: the search asks ``Scores.lprobs`` or ``Scores.distribution``
@@ -119,37 +110,37 @@ def _compare_with_model(subject: Decoding, **options: Any) -> None:
                     subject.same(score, ranked, what="the score is not that of the length penalty")
 
 
-def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int) -> Tensor:
+def _allowed(lprobs: Tensor, setup: DecodingSetup, src_lengths: Tensor) -> Tensor:
     """The log-probabilities ``(T, V)``, with ``-inf`` where the rules forbid a token."""
     if not setup.rules.forces_end:
         return lprobs
     lprobs = lprobs.clone()
     lprobs[:, setup.pad] = -torch.inf
-    last = int(setup.limits.last_steps(torch.tensor([SOURCES[row]])))
+    last = int(setup.limits.last_steps(src_lengths))
     lprobs[last:, torch.arange(lprobs.size(1)) != setup.eos] = -torch.inf
     return lprobs
 
 
 def hypotheses_are_outputs(subject: Decoding) -> None:
     """Each hypothesis ends, is not too long, and has no end within it; there are at most ``beam``, best first."""
-    options: dict[str, Any]
-    for options in ({}, {"end_symbols": []}, {"max_len": 1}, {"max_len": 4, "max_len_a": 0.5, "max_len_b": 1}):
-        _check_outputs(subject, subject.batch(), **options)
+    cases: Any = {}, {"end_symbols": []}, {"max_len": 1}, {"max_len": 4, "max_len_a": 0.5, "max_len_b": 1}
+    found = sum(_check_outputs(subject, subject.batch(), **options) for options in cases)
+    require(found, f"a beam of {subject.generation.beam} finds no hypothesis for any sentence")
 
 
-def _check_outputs(subject: Decoding, batch: Batch, **options: Any) -> None:
+def _check_outputs(subject: Decoding, batch: Batch, **options: Any) -> int:
+    """Check the hypotheses of each sentence, and return how many there are."""
     generator = subject.generator(**options)
     results = generator.generate(batch, None, subject.phrases(generator.setup, batch))
     limits = generator.setup.limits.last_steps(batch.source.src_lengths).tolist()
     for row, hypotheses in enumerate(results):
         what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.setup.beam_size}"
-        some = hypotheses or generator.setup.search.enforces_constraints
-        require(some, f"a beam of {generator.setup.beam_size} finds no hypothesis", sentence=row)
         require(len(hypotheses) <= generator.setup.beam_size, what, sentence=row)
         for beam, hypothesis in enumerate(hypotheses):
             _check_output(hypothesis, generator.setup, limits[row] + 1, row, beam)
         for beam, (one, two) in enumerate(pairwise(hypotheses)):
             require(two.score <= one.score, "the hypotheses are not sorted by score", sentence=row, beam=beam)
+    return sum(map(len, results))
 
 
 def _check_output(hypothesis: Hypothesis, setup: DecodingSetup, longest: int, row: int, beam: int) -> None:
@@ -167,10 +158,9 @@ def hypotheses_differ(subject: Decoding) -> None:
     """No hypothesis occurs twice with the same score."""
     needs(not subject.generator().setup.search.continues_each_beam, "the beams are independent of each other")
     for row, hypotheses in enumerate(subject.decode(subject.batch())):
-        entries = [(hypothesis.tokens.tolist(), round(hypothesis.score, 9)) for hypothesis in hypotheses]
-        for beam, entry in enumerate(entries):
-            once = entries.count(entry) == 1
-            require(once, "a hypothesis occurs twice with the same score", sentence=row, beam=beam)
+        entries = [(*hypothesis.tokens.tolist(), round(hypothesis.score, 9)) for hypothesis in hypotheses]
+        twice = [beam for beam, entry in enumerate(entries) if entry in entries[:beam]]
+        require(not twice, "a hypothesis occurs twice with the same score", sentence=row, beam=max(twice, default=0))
 
 
 def forbidden_tokens_are_not_generated(subject: Decoding) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.addons.checks.checking import ADVICE, Compared, NotApplicableError, Violation, needs
+from seqgen.addons.checks.checking import ADVICE, Compared, NotApplicableError, needs
 from seqgen.config import FastConfig, GenerationConfig
 from seqgen.extend import (
     DECODING_COMPONENTS,
     Batch,
     Component,
-    Composite,
     ConfigError,
     DecodingRequest,
     DecodingSetup,
@@ -34,6 +33,7 @@ from seqgen.extend import (
     WhitespaceTokenizer,
     build_setup,
     collate,
+    flattened,
 )
 
 LENGTHS = [5, 3, 8, 1]
@@ -55,12 +55,12 @@ class Inputs:
     prev_output_tokens: Tensor
     padded_left: bool = False
 
-    def alone(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Source, its length and target of one row, without padding."""
+    def alone(self, row: int) -> Inputs:
+        """One row, without padding."""
         length = int(self.src_lengths[row])
         tokens = self.src_tokens[row : row + 1]
         tokens = tokens[:, tokens.size(1) - length :] if self.padded_left else tokens[:, :length]
-        return tokens, self.src_lengths[row : row + 1], self.prev_output_tokens[row : row + 1]
+        return Inputs(tokens, self.src_lengths[row : row + 1], self.prev_output_tokens[row : row + 1])
 
     def inputs_with_source(self, row: int, column: int, words: tuple[int, int]) -> Inputs:
         """The same inputs with another word, the next one of ``Ids.words``, in one place of the source."""
@@ -81,6 +81,7 @@ class Ids:
         words: the smallest id of a range without special tokens, and the first id after that range.
         vocab: size of the target vocabulary.
         left: whether sources are padded on the left.
+        lines: see ``Compared``.
     """
 
     pad: int
@@ -89,6 +90,7 @@ class Ids:
     words: tuple[int, int]
     vocab: int
     left: bool = False
+    lines: Sequence[tuple[str, Sequence[int]]] = ()
 
     @classmethod
     def of(cls, model: EncoderDecoderModel, dictionary: Dictionary, source_size: int) -> Ids:
@@ -113,21 +115,31 @@ class Ids:
         begin, end = self.words
         return min(begin + number, end - 1)
 
+    def line(self, row: int, seed: int) -> int:
+        """The number of the given line that is the source of a row."""
+        return (row + seed - 1) % len(self.lines)
+
     def inputs(self, lengths: Sequence[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
-        """Random inputs.
+        """Random targets, and random sources unless lines are given.
 
         Args:
-            lengths: length of each source, end-of-sentence included.
+            lengths: length of each random source, end-of-sentence included.
             target_length: columns of the target prefix.
             rows_per_sentence: target rows for each source.
             seed: seed of the tokens.
         """
         generator = torch.Generator().manual_seed(seed)
+        sources = [
+            self.lines[self.line(row, seed)][1]
+            if self.lines
+            else [*torch.randint(*self.words, (length - 1,), generator=generator).tolist(), self.eos]
+            for row, length in enumerate(lengths)
+        ]
+        lengths = [len(source) for source in sources]
         src_tokens = torch.full((len(lengths), max(lengths)), self.pad)
-        for row, length in enumerate(lengths):
-            words = torch.randint(*self.words, (length - 1,), generator=generator)
-            begin = max(lengths) - length if self.left else 0
-            src_tokens[row, begin : begin + length] = torch.cat([words, torch.tensor([self.eos])])
+        for row, source in enumerate(sources):
+            begin = max(lengths) - len(source) if self.left else 0
+            src_tokens[row, begin : begin + len(source)] = torch.tensor(source)
         rows = len(lengths) * rows_per_sentence
         targets = torch.randint(*self.words, (rows, target_length), generator=generator)
         targets[:, 0] = self.start
@@ -153,7 +165,7 @@ class Ids:
         examples: list[tuple[int, Tensor, Tensor | None]] = []
         for row in range(len(lengths)) if rows is None else rows:
             words = inputs.prev_output_tokens[row, 1 : targets[row]] if targets else None
-            examples.append((row, inputs.alone(row)[0][0], None if words is None else torch.cat([words, eos])))
+            examples.append((row, inputs.alone(row).src_tokens[0], None if words is None else torch.cat([words, eos])))
         return collate(
             examples, source_pad=self.pad, target_pad=self.pad, start_token=self.start, left_pad_source=self.left
         )
@@ -182,7 +194,7 @@ class Subject(Compared):
     @cached_property
     def ids(self) -> Ids:
         """The ids of the inputs."""
-        return Ids.of(self.model, self.dictionary, self.source_size)
+        return replace(Ids.of(self.model, self.dictionary, self.source_size), lines=self.lines)
 
     @property
     def decoder(self) -> IncrementalDecoder:
@@ -190,9 +202,12 @@ class Subject(Compared):
 
         Raises:
             NotApplicableError: it cannot continue from a state.
+            ConfigError: the model says that it has no left-to-right pass.
         """
         if not isinstance(self.model.decoder, IncrementalDecoder):
             raise NotApplicableError("the decoder is not an IncrementalDecoder: it has no decoding state")
+        batch = self.inputs([2], 1)
+        self.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
         return self.model.decoder
 
     @property
@@ -210,9 +225,12 @@ class Subject(Compared):
         return self.ids.inputs(lengths, target_length, **options)
 
     def logits(self, batch: Inputs) -> Tensor:
-        """Logits ``(N, T, V)`` of the parallel pass."""
-        out: Tensor = self.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
-        return out
+        """Logits ``(N, T, V)`` of the parallel pass; of the decoder if the model refuses a left-to-right pass."""
+        try:
+            out = self.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
+        except ConfigError:
+            out = self.model.decoder(batch.prev_output_tokens, self.encode(batch))
+        return out.logits  # type: ignore[no-any-return]
 
     def encode(self, batch: Inputs) -> EncoderOut:
         """The encoder's output, one row for each sentence."""
@@ -248,11 +266,11 @@ def expand(encoder_out: EncoderOut, rows_per_sentence: int) -> EncoderOut:
     return encoder_out.map(lambda tensor: tensor.repeat_interleave(rows_per_sentence, dim=0))
 
 
-def tiny_dictionary(words: int = 19) -> Dictionary:
-    """``<s> <pad> </s> <unk>`` and the words ``w0``, ``w1``, ... with ids from 4."""
+def tiny_dictionary(words: int = 19, texts: Sequence[str] = ()) -> Dictionary:
+    """``<s> <pad> </s> <unk>``, the words of texts, and ``w0``, ``w1``, ..., with ids from 4."""
     result = Dictionary()
-    for number in range(words):
-        result.add_symbol(f"w{number}")
+    for word in (*" ".join(texts).split(), *(f"w{number}" for number in range(words))):
+        result.add_symbol(word)
     return result
 
 
@@ -296,11 +314,12 @@ class Decoding(Compared):
         kind: the class of the component; of a search strategy or combination the base class, since rules have variants.
         models: the members.
         tokenizer: the target tokenizer; by default, tokens are words.
-        all_rules: names of the rules that it is checked under.
-        rules: name of the rules in use.
+
+    The rules (``semantics``) that it is checked under are the variants.
     """
 
     advice = ADVICE["component"]
+    varied = "semantics"
     generation: GenerationConfig
     group: str
     build: Callable[[Dictionary, int], EncoderDecoderModel] | None
@@ -309,8 +328,6 @@ class Decoding(Compared):
     kind: type[Component]
     models: list[EncoderDecoderModel]
     tokenizer: Tokenizer | None
-    all_rules: Sequence[str]
-    rules: str = "fairseq"
 
     @property
     def without(self) -> dict[str, Any]:
@@ -328,11 +345,13 @@ class Decoding(Compared):
     @cached_property
     def ids(self) -> Ids:
         """The ids of the inputs."""
-        return Ids.of(self.models[0], self.dictionary, len(self.sources))
+        return replace(Ids.of(self.models[0], self.dictionary, len(self.sources)), lines=self.lines)
 
     def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = SOURCES, seed: int = 1) -> Batch:
         """Random sources with their texts and line numbers; see ``Ids.batch``."""
         batch, special = self.ids.batch(lengths, rows, seed=seed), (self.ids.pad, self.ids.eos)
+        if self.lines:
+            return replace(batch, texts=[self.lines[self.ids.line(row, seed)][0] for row in batch.ids.tolist()])
         rows_of_ids = batch.source.src_tokens.tolist()
         texts = [" ".join(self.sources.symbol(id) for id in row if id not in special) for row in rows_of_ids]
         return replace(batch, texts=texts)
@@ -351,16 +370,11 @@ class Decoding(Compared):
         begin, end = self.ids.words
         few = range(begin, end, 3)[: min(3, (end - begin) // 3)]
         ends = [self.dictionary.symbol(token) for token in few]  # outputs have unequal lengths
-        values = {"min_len": 0, "max_len": LONGEST, "end_symbols": ends, "semantics": self.rules, **options}
+        values = {"min_len": 0, "max_len": LONGEST, "end_symbols": ends, "semantics": self.variant, **options}
         models = self.models * members if len(self.models) == 1 else self.models
         tokenizer = self.tokenizer or WhitespaceTokenizer(self.dictionary)
         cfg, further = replace(self.generation, **values), objects or {}
-        try:
-            return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, fast=fast, **further))
-        except ConfigError as error:
-            if not options:
-                raise
-            raise NotApplicableError(f"its decode does not support the given keys: {error}") from None
+        return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, fast=fast, **further))
 
     def phrases(self, setup: DecodingSetup, batch: Batch) -> list[Phrases] | None:
         """Phrases for a strategy that supports constraints: none, one or two for each sentence."""
@@ -400,32 +414,9 @@ class Decoding(Compared):
         needs(setup.search.session_class is None, "the search strategy has a decoding loop of its own")
         return kind(setup, DecodingRequest(batch, None, self.phrases(setup, batch)))
 
-    def hold(self, invariant: Callable[[Any], None]) -> None:
-        """See ``Compared.hold``: the invariant is checked under all rules; a violation names the rules."""
-        reasons: list[NotApplicableError] = []
-        for rules in self.all_rules:
-            self.rules = rules
-            try:
-                invariant(self)
-            except NotApplicableError as error:
-                reasons.append(error)
-            except Violation as error:
-                error.what += f" (semantics={rules})"
-                raise
-        if len(reasons) == len(self.all_rules):
-            raise reasons[0]
-
     def parts(self, owner: Session | DecodingSetup) -> list[Component]:
         """The component in a session or setup, also within others."""
-        found: list[Component] = []
-        unread = list(owner.components)
-        while unread:
-            component = unread.pop(0)
-            if isinstance(component, self.kind):
-                found.append(component)
-            elif isinstance(component, Composite):
-                unread += component.parts
-        return found
+        return [part for part in flattened(owner.components) if isinstance(part, self.kind)]
 
     @property
     def wide(self) -> Decoding:
@@ -436,6 +427,6 @@ class Decoding(Compared):
         """
         if self.build is None:
             raise NotApplicableError("a trained model has one vocabulary")
-        words = tiny_dictionary(639)
+        words = tiny_dictionary(639, [text for text, _ in self.lines])
         models = [self.build(words, 0) for _ in self.models]
         return replace(self, dictionary=words, sources=words, models=models)

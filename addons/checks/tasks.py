@@ -27,19 +27,20 @@ class Prepared(Compared):
         task: the task.
         again: makes the task once more from its run folder, as a resumed run or decoding does.
         model: a small model in float64 that the task has built.
-        split: the split whose examples are looked at; another one than the training data, if there is one.
+
+    The splits whose examples are looked at are the variants: the training data, and before them another one.
     """
 
     advice = ADVICE["task"]
+    varied = "split"
     task: Task
     again: Callable[[], Task]
     model: EncoderDecoderModel
-    split: str
 
     @property
     def dataset(self) -> Dataset:
         """The dataset of the split."""
-        return self.task.dataset(self.split)
+        return self.task.dataset(self.variant)
 
     def examples(self) -> list[Example]:
         """The first examples."""
@@ -72,7 +73,7 @@ def text_survives(subject: Prepared) -> None:
 def _texts(subject: Prepared) -> list[str]:
     """The first references of the split, or the target text of its examples."""
     with suppress(ConfigError):  # several sources that are read one at a time
-        if found := list(itertools.islice(subject.task.references(subject.split) or (), MOST)):
+        if found := list(itertools.islice(subject.task.references(subject.variant) or (), MOST)):
             return found
     return [subject.task.decode(_target(example)) for example in subject.examples()]
 
@@ -101,8 +102,9 @@ def examples_are_fixed(subject: Prepared) -> None:
     torch.manual_seed(1)
     backwards = [dataset.example(i, epoch=1, seed=1) for i in reversed(range(len(first)))]
     for one, two in zip(first, reversed(backwards), strict=True):
-        if one.id != two.id or not torch.equal(one.source, two.source) or not torch.equal(_target(one), _target(two)):
-            raise Violation("an example differs when it is read again", sentence=one.id)
+        pairs = [(example.id, example.source.tolist(), _target(example).tolist()) for example in (one, two)]
+        what = "an example differs when it is read again: its id, source and target are {} and {}".format(*pairs)
+        require(pairs[0] == pairs[1], what, sentence=one.id)
     lengths = dataset.lengths(1, 1)
     require(len(lengths) == len(dataset), f"lengths has {len(lengths)} rows for {len(dataset)} examples")
     for example, row in zip(first, lengths.tolist(), strict=False):
@@ -114,26 +116,21 @@ def examples_are_fixed(subject: Prepared) -> None:
 def training_and_decoding_encode_alike(subject: Prepared) -> None:
     """The examples of a split are its lines as ``encode_source`` and ``encode_target`` encode them."""
     task, dataset = subject.task, subject.dataset
+    needs(subject.variant == subject.variants[0], "training data may be augmented")
     needs(isinstance(dataset, PairDataset), f"the examples of a {type(dataset).__name__} are not the lines of a split")
-    sources = list(itertools.islice(task.source_lines(subject.split), 10 * MOST))
-    references = task.references(subject.split)
+    sources = list(itertools.islice(task.source_lines(subject.variant), 10 * MOST))
+    references = task.references(subject.variant)
     targets = None if references is None else list(itertools.islice(references, 10 * MOST))
     for example in subject.examples():
         if example.id >= len(sources):
             continue
-        wanted = task.encode_source(task.input_of(sources[example.id]))
-        _same_ids(example.source, wanted, "source", example.id)
+        text = task.split_columns(task.input_of(sources[example.id]), example.id)[0]
+        pairs = {"source": (example.source, task.encode_source(text))}
         if targets is not None and example.target is not None:
-            _same_ids(example.target, task.encode_target(targets[example.id]), "target", example.id)
-
-
-def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
-    if torch.equal(got, wanted):
-        return
-    pairs = itertools.zip_longest(got.tolist(), wanted.tolist())
-    step = next(step for step, (one, two) in enumerate(pairs) if one != two)
-    what = f"the {side} of an example is {got.tolist()}, but encode_{side} gives {wanted.tolist()}"
-    raise Violation(what, step=step, sentence=sentence)
+            pairs["target"] = example.target, task.encode_target(targets[example.id])
+        for side, (got, wanted) in pairs.items():
+            what = f"the {side} of an example is {got.tolist()}, but encode_{side} gives {wanted.tolist()}"
+            require(torch.equal(got, wanted), what, sentence=example.id)
 
 
 def batches_have_the_examples(subject: Prepared) -> None:
@@ -176,13 +173,13 @@ def task_is_restored(subject: Prepared) -> None:
     again = subject.again()
     for side in ("source", "target"):
         ours, theirs = (getattr(task, f"{side}_dictionary") for task in (subject.task, again))
-        if list(ours) != list(theirs):
-            raise Violation(f"the {side} vocabulary of the task differs when it is made again from the run folder")
-    restored = again.dataset(subject.split)
+        same = list(ours) == list(theirs)
+        require(same, f"the {side} vocabulary of the task differs when it is made again from the run folder")
+    restored = again.dataset(subject.variant)
     for position, example in enumerate(subject.examples()):
         other = restored.example(position, epoch=1, seed=1)
-        if not torch.equal(example.source, other.source) or not torch.equal(_target(example), _target(other)):
-            raise Violation("an example differs when the task is made again from the run folder", sentence=example.id)
+        same = torch.equal(example.source, other.source) and torch.equal(_target(example), _target(other))
+        require(same, "an example differs when the task is made again from the run folder", sentence=example.id)
 
 
 TASK: Invariants[Prepared] = {

@@ -86,6 +86,8 @@ def obstacle(model: EncoderDecoderModel, device: torch.device) -> str:
         return f"steps are recorded on {' and '.join(sorted(GRAPHS))}, not on {device.type}"
     if not getattr(decoder, "can_merge", False) or decoder.reads_history or model.continues_source:
         return f"{type(decoder).__name__} does not set can_merge, reads earlier tokens or continues its source"
+    if getattr(model.encoder, "inputs", ()):
+        return f"{type(model.encoder).__name__} reads further inputs"
     return "" if decoder.shares_encoder_output else f"{type(decoder).__name__} does not set shares_encoder_output"
 
 

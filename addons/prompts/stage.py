@@ -35,7 +35,8 @@ class PromptStage(api.LineStage):
         if "source" not in self.template.fields:
             raise api.ConfigError(f"generation.prompt={cfg.prompt} has no {{source}} for the line; add it")
         self.examples = [line.split("\t") for line in api.read_lines([Path(cfg.examples)] * bool(cfg.examples))]
-        for number in (i for i, pair in enumerate(self.examples, start=1) if len(pair) != 2):
+        lines = enumerate(self.examples or [[]] * bool(cfg.examples), start=1)
+        for number in (i for i, pair in lines if len(pair) != 2 or not pair[1].strip()):
             raise api.DataError(f"generation.examples: {cfg.examples}, line {number} is not SOURCE<tab>TARGET")
         readers = [model for model in models if model.model.left_pad_source] or models
         self.cfg, self.tasks = cfg, [model.task if model in readers else None for model in [*models, models[0]]]

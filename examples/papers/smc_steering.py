@@ -110,6 +110,7 @@ class SMCSteering(RandomSearch):
         empty = self.weights == -torch.inf
         self.potentials = found.flatten(1).gather(1, chosen).masked_fill(empty, 0.0)
         totals = (so_far.unsqueeze(2) + lprobs.gather(2, tokens)).flatten(1).gather(1, chosen)
+        empty &= ~totals.isnan()  # scores of a damaged model are an error
         return Candidates(totals.masked_fill(empty, -torch.inf), tokens.flatten(1).gather(1, chosen), chosen // size)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from seqgen.extend import (
     ConfigError,
+    Dataset,
     Example,
     PairDataset,
     SentencePieceTokenizer,
@@ -61,7 +62,7 @@ class Sampler:
         return [self.tokenizer.dictionary.word_index(piece) for piece in pieces]
 
 
-class SampledPairs:
+class SampledPairs(Dataset):
     """Pairs of sentences that are segmented each time they are read; lengths are those of the stored tokens."""
 
     def __init__(self, pairs: PairDataset, source: Sampler, target: Sampler):
@@ -92,7 +93,7 @@ class SampledPairs:
             (self.target, self.pairs.target, stored.target, self.pairs.limits[1]),
         )
         sampled = [_sampled(*side, (seed, epoch, number, stored.id)) for number, side in enumerate(sides)]
-        return Example(stored.id, *sampled)
+        return Example(stored.id, sampled[0], sampled[1], stored.columns)
 
 
 def _sampled(sampler: Sampler, side: Side, stored: Tensor, limit: int, seed: tuple[int, ...]) -> Tensor:

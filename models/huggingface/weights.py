@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.model_weights import materialize
 from seqgen.checkpoints.serialization import read_json, read_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
-from seqgen.core.errors import CheckpointError, listing
+from seqgen.core.errors import CheckpointError, ConfigError, listing
 from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 
@@ -327,6 +327,12 @@ def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     Args:
         model: the model.
         layout: the names of the weights.
+
+    Raises:
+        ConfigError: the layout has no names for some of them.
     """
     parameters = _tensors(model)
+    named = {id(parameters[piece.parameter]) for piece in layout.pieces.values()}
+    if further := [name for name, parameter in model.named_parameters() if id(parameter) not in named]:
+        raise ConfigError(f"Hugging Face's layout has no names for the weights {listing(further, 10)}")
     return {name: piece.of(parameters[piece.parameter]).detach().contiguous() for name, piece in layout.pieces.items()}

@@ -16,24 +16,19 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from seqgen.config.generation import SINGLE_COMPONENTS, GenerationConfig, name_in_use
+from seqgen.config.generation import SINGLE_COMPONENTS, ComponentKeys, GenerationConfig, name_in_use
 from seqgen.config.keys import annotation_of, is_group, locate, types_of
 from seqgen.config.training import TrainConfig
-from seqgen.config.values import (
-    DEFAULTS,
-    check_value,
-    describe,
-    parse_value,
-    split_argument,
-    typed_values,
-)
+from seqgen.config.values import DEFAULTS, check_value, describe, parse_value, split_argument, typed_values
 from seqgen.core.errors import ConfigError, nearest
-from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, TRAINING_COMPONENTS, Registry
 
 R = TypeVar("R")
 
 IN_TRAINING = "criterion.decode."
 """The prefix of the decoding keys of a criterion that decodes."""
+
+_COMPONENTS = {**DECODING_COMPONENTS, **TRAINING_COMPONENTS}
 
 DEFAULT_COMPONENTS = {
     "task": "number_names",
@@ -77,12 +72,12 @@ def compose_given(schema: type[R], overrides: Sequence[str]) -> tuple[R, dict[st
             raise ConfigError(f"{group}={name} has several names; seqgen-train -m trains one run with each of them")
         setattr(config, group, GROUPS[group].config(name))
     given: dict[str, Any] = {}
-    of_components: list[tuple[GenerationConfig, str, str]] = []
+    of_components: list[tuple[ComponentKeys, str, str]] = []
     for key, value in pairs:
         if is_group(schema, key):
             continue
-        generation, component_key = _component_key(config, key)
-        if generation is None:
+        chooser, component_key = _component_key(config, key)
+        if chooser is None:
             owner, field = locate(config, key)
             parsed = _parsed(config, key, value)
             check_value(key, parsed, field.metadata)
@@ -90,26 +85,28 @@ def compose_given(schema: type[R], overrides: Sequence[str]) -> tuple[R, dict[st
             if key.startswith("fast.") or (key.startswith("generation.") and field.name in DEFAULTS):
                 given[key] = parsed
         else:
-            of_components.append((generation, component_key, value))
-    for generation, key, value in of_components:
-        is_given = generation is getattr(config, "generation", None)
-        with contextlib.nullcontext() if is_given else named_in_training():
+            of_components.append((chooser, component_key, value))
+    for chooser, key, value in of_components:
+        is_given = chooser is getattr(config, "generation", None)
+        in_criterion = isinstance(chooser, GenerationConfig) and not is_given
+        with named_in_training() if in_criterion else contextlib.nullcontext():
             # the settings of models, which are loaded later, may name a component that the user does not name
-            is_named = getattr(generation, DECODING_COMPONENTS[key.partition(".")[0]][1])
-            unknown = hasattr(config, "path") and not is_named
-            parsed = UnparsedText(value) if unknown else parse_component_value(generation, key, value)
-        generation.components[key] = parsed
+            unknown = hasattr(config, "path") and not getattr(chooser, _COMPONENTS[key.partition(".")[0]][1])
+            parsed = UnparsedText(value) if unknown else parse_component_value(chooser, key, value)
+        chooser.components[key] = parsed
         if is_given:
             given[key] = parsed
     return cast(R, config), given
 
 
-def _component_key(config: Any, key: str) -> tuple[GenerationConfig | None, str]:
-    """The decoding options that a component's key belongs to, and the key without their prefix.
+def _component_key(config: Any, key: str) -> tuple[ComponentKeys | None, str]:
+    """The group that has chosen the component to which a key belongs, and the key without the group's prefix.
 
     ``search.groups`` belongs to ``generation``, ``criterion.decode.search.groups`` to the options of a criterion that
-    decodes; other keys belong to none.
+    decodes, and ``training_observer.NAME.KEY`` to ``training``; other keys belong to none.
     """
+    if key.partition(".")[0] in TRAINING_COMPONENTS and hasattr(config, "training"):
+        return config.training, key
     if is_component_key(type(config), key):
         return config.generation, key
     rest, options = key.removeprefix(IN_TRAINING), getattr(getattr(config, "criterion", None), "decode", None)
@@ -146,7 +143,7 @@ def _parsed(config: Any, key: str, value: str) -> Any:
         ConfigError: it does not fit; the message names the key and says what values it takes.
     """
     annotation = annotation_of(config, key)
-    if get_origin(annotation) is dict:
+    if key.rpartition(".")[2] in ("components", "user_files"):  # set by other keys, and by training
         raise ConfigError(f"{key!r} cannot be set as a whole; set single keys, which --help lists")
     try:
         return parse_value(key, value, annotation)
@@ -172,15 +169,15 @@ class UnparsedText(str):
     """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
 
 
-def component_config(registry: Registry, name: str, generation: GenerationConfig) -> Any:
-    """Make the configuration of a decoding component.
+def component_config(registry: Registry, name: str, chooser: ComponentKeys) -> Any:
+    """Make the configuration of a component.
 
     Its keys (``combination.weights``) override its preset or defaults.
 
     Args:
         registry: has the component.
         name: a registered name or a preset.
-        generation: has the values of the component's keys.
+        chooser: has the values of the component's keys.
 
     Returns:
         An instance of the component's configuration class.
@@ -188,7 +185,7 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
     Raises:
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
-    config, values = registry.config(name), copy.deepcopy(generation.component_values(registry.group, name))
+    config, values = registry.config(name), copy.deepcopy(chooser.component_values(registry.group, name))
     return dataclasses.replace(config, **typed_values(type(config), values, f"the keys of {registry.kind} {name}"))
 
 
@@ -228,11 +225,11 @@ def component_groups(schema: type) -> list[str]:
     return [group for group, (_, chooser) in DECODING_COMPONENTS.items() if chooser in choosers]
 
 
-def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
+def component_of_key(chooser: ComponentKeys, key: str) -> tuple[Registry, str, str]:
     """Find the component that a key belongs to.
 
     Args:
-        generation: names the components in use.
+        chooser: names the components in use.
         key: ``search.FIELD``, ``processor.NAME.FIELD`` or the like.
 
     Returns:
@@ -242,10 +239,10 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
         ConfigError: no component in use has such keys.
     """
     group, _, rest = key.partition(".")
-    if group not in DECODING_COMPONENTS or not rest:
-        raise ConfigError(f"unknown key {key!r}{nearest(group, DECODING_COMPONENTS)}; --help lists the keys")
-    registry, chooser = DECODING_COMPONENTS[group]
-    chosen = getattr(generation, chooser)
+    if group not in _COMPONENTS or not rest:
+        raise ConfigError(f"unknown key {key!r}{nearest(group, _COMPONENTS)}; --help lists the keys")
+    registry, choice = _COMPONENTS[group]
+    chosen = getattr(chooser, choice)
     if group in SINGLE_COMPONENTS:
         wanted, name, field = "NAME", name_in_use(group, chosen), rest
     else:
@@ -254,9 +251,10 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
     if chosen and not field:
         raise ConfigError(f"{key!r} is not a key of a {registry.kind}; its keys begin with '{group}.{chosen[0]}.'")
     if not name or not field:
+        choice = f"{'training' if group in TRAINING_COMPONENTS else 'generation'}.{choice}"
         raise ConfigError(
-            f"{key!r} has no effect, because generation.{chooser} does not name its {registry.kind}; set "
-            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
+            f"{key!r} has no effect, because {choice} does not name its {registry.kind}; set "
+            f"{choice}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
         )
     return registry, name, field
 
@@ -279,11 +277,11 @@ def parse_components(generation: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
+def parse_component_value(chooser: ComponentKeys, key: str, text: str) -> Any:
     """Read the value of a component's key.
 
     Args:
-        generation: names the components in use.
+        chooser: names the components in use.
         key: the key, see ``component_of_key``.
         text: what the user typed.
 
@@ -293,7 +291,7 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
     Raises:
         ConfigError: the key is unknown or its component is not in use, or the value does not fit.
     """
-    registry, name, field = component_of_key(generation, key)
+    registry, name, field = component_of_key(chooser, key)
     config = registry.config(name)
     metadata = {item.name: item.metadata for item in dataclasses.fields(config)}
     if field not in metadata:

@@ -123,8 +123,31 @@ else:  # fields of the last base come first
     Options = type("Options", tuple(_classes(OPTIONS)), {})
 
 
+class ComponentKeys:
+    """A group that chooses components, whose keys it holds in ``components``."""
+
+    components: dict[str, Any]
+
+    def component_values(self, group: str, name: str) -> dict[str, Any]:
+        """The values that the user set for the keys of one component.
+
+        Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
+
+        Args:
+            group: the prefix of the keys, such as ``"processor"``.
+            name: the component's name.
+
+        Returns:
+            Values by field of the component's configuration class.
+        """
+        prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
+        return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
+
+
 @dataclass
-class GenerationConfig(Options):
+class GenerationConfig(Options, ComponentKeys):
     """The settings of decoding. docs/decoding.md explains every key and gives its name in other toolkits."""
 
     @property
@@ -167,23 +190,6 @@ class GenerationConfig(Options):
             return unknown
         declared: bool | None = getattr(entry.component, name)
         return declared
-
-    def component_values(self, group: str, name: str) -> dict[str, Any]:
-        """The values that the user set for the keys of one component.
-
-        Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
-        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
-
-        Args:
-            group: the prefix of the keys, such as ``"processor"``.
-            name: the component's name.
-
-        Returns:
-            Values by field of the component's configuration class.
-        """
-        prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
-        return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
 _keys = {field.name for field in fields(GenerationConfig)}

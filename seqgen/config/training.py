@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqgen.config.common import MOST_WORKERS, TrainCommonConfig
-from seqgen.config.generation import GenerationConfig
+from seqgen.config.generation import ComponentKeys, GenerationConfig
 from seqgen.config.options import option
 
 
@@ -90,7 +90,14 @@ class OptimizationConfig:
         other_names=("gradient_accumulation_steps",),
     )
     freeze: list[str] = option(
-        [], "names of parameters that training does not change, such as encoder.*; * matches any characters"
+        [],
+        "names of parameters that training does not change, such as encoder.*; * matches any characters; "
+        "encoder.*:1000 for those that the first 1000 updates do not change",
+    )
+    groups: dict[str, Any] = option(
+        {},
+        "learning rate and weight decay of parameters: NAME:{lr_scale:0.1,weight_decay:0.0}, where * matches any "
+        "characters and the first name that matches holds; lr_scale multiplies the learning rate",
     )
     ema_decay: float = option(
         0.0,
@@ -198,6 +205,16 @@ class DistributedConfig:
 
 
 @dataclass
+class ObserverConfig(ComponentKeys):
+    """Components that are told what happens in training."""
+
+    observers: list[str] = option(
+        [], "names of training observers, which are called at each epoch, update, validation and checkpoint"
+    )
+    components: dict[str, Any] = option({}, "the keys of training observers: training_observer.NAME.KEY=VALUE")
+
+
+@dataclass
 class TrainConfig:
     """The configuration of ``seqgen-train``."""
 
@@ -210,6 +227,7 @@ class TrainConfig:
     optimization: OptimizationConfig = dataclasses.field(default_factory=OptimizationConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
+    training: ObserverConfig = dataclasses.field(default_factory=ObserverConfig)
     common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
     run_dir: str = option(

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from seqgen.config.generation import GenerationConfig, Options
+from seqgen.config.generation import Options
 from seqgen.core.contract import is_built_in
 from seqgen.core.errors import ConfigError, UserError
-from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, TRAINING_COMPONENTS, Entry
 
 _PREFIX = "seqgen_user_"
 
@@ -154,10 +154,9 @@ def components_in_use(config: Any) -> Iterator[tuple[str, Entry]]:
         if (part := getattr(config, group, None)) is not None:
             entry = registry.of(part)
             yield f"{group}.{entry.name}", entry
-    generation = getattr(config, "generation", None)
-    if isinstance(generation, GenerationConfig):
-        for group, (registry, chooser) in DECODING_COMPONENTS.items():
-            chosen = getattr(generation, chooser)
+    for part, table in (("generation", DECODING_COMPONENTS), ("training", TRAINING_COMPONENTS)):
+        for group, (registry, choice) in table.items():
+            chosen = getattr(getattr(config, part, None), choice, [])
             for name in [chosen] if isinstance(chosen, str) else chosen:
                 if (found := registry.find(name)) is not None:
                     yield f"{group}.{name}", found

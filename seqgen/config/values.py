@@ -16,7 +16,7 @@ from seqgen.config.keys import OTHER_VALUES, did_you_mean, holds_component, loca
 from seqgen.config.options import Requirement
 from seqgen.config.training import TrainConfig
 from seqgen.core.errors import ConfigError, nearest, shown
-from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, TRAINING_COMPONENTS, Registry
 
 R = TypeVar("R")
 
@@ -379,7 +379,8 @@ def typed_values(schema: type, plain: Mapping[str, Any], where: str, prefix: str
 
 def _record_user_files(plain: Mapping[str, Any]) -> None:
     """Record which file registered each of the user's components and keys when the run was made, for messages."""
-    registries = {**GROUPS, **{group: registry for group, (registry, _) in DECODING_COMPONENTS.items()}}
+    components = {**DECODING_COMPONENTS, **TRAINING_COMPONENTS}
+    registries = {**GROUPS, **{group: registry for group, (registry, _) in components.items()}}
     common = plain.get("common")
     recorded = common.get("user_files") if isinstance(common, Mapping) else None
     for key, file in recorded.items() if isinstance(recorded, Mapping) else ():

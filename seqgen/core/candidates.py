@@ -71,11 +71,8 @@ class Candidates:
         missing = size - self.scores.size(1)
         if missing <= 0:
             return self
-        return Candidates(
-            torch.nn.functional.pad(self.scores, (0, missing), value=-torch.inf),
-            torch.nn.functional.pad(self.tokens, (0, missing)),
-            torch.nn.functional.pad(self.beams, (0, missing)),
-        )
+        pad, room = torch.nn.functional.pad, (0, missing)
+        return Candidates(pad(self.scores, room, value=-torch.inf), pad(self.tokens, room), pad(self.beams, room))
 
 
 def best_continuations(lprobs: Tensor, scores: Tensor, count: int, in_blocks: bool = True) -> Candidates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ class StepContext:
         process: applies the logits processors to ``(live, beam, V)`` scores, possibly in place; ``None`` if they were
             applied before the search.
         watch: called with each processor and the scores after it; ``None`` unless an observer needs it.
+        processors: the logits processors, parts of composites included, while the next token is scored.
     """
 
     step: int
@@ -86,6 +87,14 @@ class StepContext:
     outputs: StepOutputs = field(default_factory=StepOutputs)
     process: Callable[[Tensor], Tensor] | None = None
     watch: Callable[[Any, Tensor], None] | None = None
+    processors: Sequence[Any] = ()
+
+    @cached_property
+    def forced(self) -> Tensor | None:
+        """``(rows,)`` int64, the token that each row must continue with, such as that of a prefix, or -1; ``None`` if
+        nothing is forced in this step. A combination that gives it the score ``-inf`` leaves the row no token."""
+        found = [tokens for one in self.processors if (tokens := one.forced(self)) is not None]
+        return reduce(lambda before, tokens: tokens.where(tokens >= 0, before), found) if found else None
 
     @property
     def eos(self) -> int:

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from seqgen.core.contract import Hooked
-from seqgen.core.structures import EncoderOut
+from seqgen.core.errors import ConfigError, listing
+from seqgen.core.structures import EncoderOut, Source
+
+
+def inputs_of(encoder: nn.Module, source: Source) -> dict[str, Tensor]:
+    """The further arguments of an encoder: those of a source's ``inputs`` that it declares.
+
+    Args:
+        encoder: the encoder.
+        source: the source.
+
+    Raises:
+        ConfigError: the source lacks one.
+    """
+    names: tuple[str, ...] = getattr(encoder, "inputs", ())
+    if lacking := [name for name in names if name not in source.inputs]:
+        raise ConfigError(f"{type(encoder).__name__} reads {listing(lacking)}, which are missing; use a task with them")
+    return {name: source.inputs[name] for name in names}
 
 
 class Encoder(nn.Module, Hooked):
@@ -14,6 +33,9 @@ class Encoder(nn.Module, Hooked):
     A subclass implements ``forward``. The first dimension of every tensor in its ``EncoderOut``
     must be the row; then the inherited ``reorder_encoder_out`` is correct.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the columns of examples that ``forward`` has as further arguments, ``(N, ...)``; see ``collate``."""
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
         """Encode a batch of sentences.

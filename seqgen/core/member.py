@@ -13,7 +13,7 @@ from torch import Tensor
 from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS
 from seqgen.core.contract import check_returned, check_returned_tensor
 from seqgen.core.decoder import Decoder, IncrementalDecoder
-from seqgen.core.encoder import Encoder
+from seqgen.core.encoder import Encoder, inputs_of
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.core.model import EncoderDecoderModel
@@ -115,7 +115,8 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
     """
     if source.encoder_out is not None:
         return source.encoder_out
-    output = check_returned(encoder, "forward", encoder(source.src_tokens, source.src_lengths), EncoderOut)
+    output = encoder(source.src_tokens, source.src_lengths, **inputs_of(encoder, source))
+    output = check_returned(encoder, "forward", output, EncoderOut)
     rows, on = len(source.src_tokens), source.src_tokens.device
     features, mask = check_returned(encoder, "forward", output.encoder_out, Tensor), output.encoder_padding_mask
     check_returned_tensor(encoder, "forward", features, (rows, *features.shape[1:]), features.dtype, on, "encoder_out ")
@@ -175,12 +176,7 @@ class Member:
     """
 
     def __init__(
-        self,
-        model: EncoderDecoderModel,
-        source: Source,
-        beam_size: int,
-        start_token: int | None,
-        fast: FastPaths,
+        self, model: EncoderDecoderModel, source: Source, beam_size: int, start_token: int | None, fast: FastPaths
     ):
         self.model = model
         self.beam_size = beam_size

@@ -92,7 +92,12 @@ class EncoderDecoderModel(nn.Module, Flagged):
         return task_eos
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, need_attention: bool = False
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        need_attention: bool = False,
+        **inputs: Tensor,
     ) -> DecoderOut:
         """The teacher-forced pass.
 
@@ -101,11 +106,12 @@ class EncoderDecoderModel(nn.Module, Flagged):
             src_lengths: ``(N,)`` int64.
             prev_output_tokens: ``(N, T)`` int64, after the start token.
             need_attention: whether to return the attention weights.
+            inputs: those that the encoder declares; see ``Encoder.inputs``.
 
         Returns:
             Logits ``(N, T, V)``, and attention, ``(N, T, S)`` or ``None``.
         """
-        encoder_out = self.encoder(src_tokens, src_lengths)
+        encoder_out = self.encoder(src_tokens, src_lengths, **inputs)
         out: DecoderOut = self.decoder(prev_output_tokens, encoder_out, need_attention=need_attention)
         return out
 
@@ -151,4 +157,5 @@ class EncoderDecoderModel(nn.Module, Flagged):
         """
         last = source.src_tokens.size(1) if self.left_pad_source else source.src_lengths
         columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
-        return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
+        tokens = source.src_tokens.gather(1, columns.unsqueeze(1))
+        return Source(tokens, torch.ones_like(source.src_lengths), inputs=source.inputs)

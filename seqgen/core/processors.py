@@ -59,6 +59,14 @@ class LogitsProcessor(Component):
         """
         raise NotImplementedError
 
+    def forced(self, context: StepContext) -> Tensor | None:
+        """The token that it forces in each row, which ``StepContext.forced`` shows to combinations; by default none.
+
+        Returns:
+            ``(rows,)`` int64, -1 where it forces none; ``None`` if it forces none at all.
+        """
+        return None
+
     def defer(self) -> LogitsProcessor | None:
         """A processor that gives the scores of few tokens, by ``narrow``, after all processors; by default none.
 

@@ -127,10 +127,8 @@ class Scoring(Composite):
             owner: Any = model if model.adjusts_logits else model.decoder
             method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
             check_returned_tensor(owner, method, out.logits, (rows, self.num_tokens), None, on, "the newest logits ")
-            if out.attention is not None:
-                check_returned_tensor(
-                    model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention "
-                )
+            if (found := out.attention) is not None:
+                check_returned_tensor(model.decoder, "forward", found, (rows, -1), None, on, "the newest attention ")
 
     def _layer_logits(self, output: MemberOutput) -> LayerLogits:
         """The logits of each layer; a session that does not record layers cannot compute them."""

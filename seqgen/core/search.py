@@ -163,11 +163,8 @@ def choose_candidates(search: Search, context: StepContext, scores: Scores) -> C
             search, "step", getattr(found, name), (live, count), dtype, scores.beams.device, f"{name} "
         )
     if context.step == 0:  # only here, because this waits for the device
-        sizes, exists = {"tokens": scores.size, "beams": beams}, found.scores > -torch.inf
-        wrong = {}
-        for name, size in sizes.items():
-            values = getattr(found, name)
-            wrong[name] = ((values < 0) | (values >= size)) & exists
+        exists, sizes = found.scores > -torch.inf, {"tokens": scores.size, "beams": beams}
+        wrong = {k: ((getattr(found, k) < 0) | (getattr(found, k) >= size)) & exists for k, size in sizes.items()}
         if bool((wrong["tokens"] | wrong["beams"]).any()):
             name = "tokens" if bool(wrong["tokens"].any()) else "beams"
             bad = int(getattr(found, name)[wrong[name]][0])

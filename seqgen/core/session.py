@@ -88,8 +88,7 @@ class Session:
         self.stopping = [begin_component(rule, batch) for rule in setup.stopping]
         self.observers = [begin_component(observer, batch) for observer in setup.observers]
         self.timed_out: Tensor | None = None
-        self.num_done = 0
-        self.first_end = int(batch.max_lengths.min())
+        self.num_done, self.first_end = 0, int(batch.max_lengths.min())
         self.scores = torch.zeros(count, self.beam, device=device)
         self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
@@ -216,7 +215,8 @@ class Session:
         if not step:
             self.scoring.check(found, self.scores)
         logits, outputs = self.scoring.read(found, self.reads_alike)
-        context = self.context(step, self.beam, outputs=outputs, scores=self.scores.flatten())
+        known: dict[str, Any] = {"scores": self.scores.flatten(), "processors": [*flattened(self.scoring.processors)]}
+        context = self.context(step, self.beam, outputs=outputs, **known)
         return self.scoring(context, logits, self.scores)
 
     def member_outputs(self) -> list[MemberOutput]:
@@ -341,8 +341,7 @@ class Session:
         done, keep = order[: self.num_done], order[self.num_done :]
         self.collect(done)
         self.select_sentences(keep)
-        self.num_done = 0
-        self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
+        self.num_done, self.first_end = 0, int(self.sentences.max_lengths.min()) if len(keep) else 0
         return active.select(keep)
 
     def select_sentences(self, keep: Tensor) -> None:
@@ -396,8 +395,7 @@ class Session:
         if self.num_done:
             newest = self.backpointers.last_tokens()
             self.compact(Candidates(self.scores, newest, newest))
-        self.live = torch.cat([self.live, other.live + len(self.ids)])
-        self.ids = torch.cat([self.ids, other.ids])
+        self.live, self.ids = torch.cat([self.live, other.live + len(self.ids)]), torch.cat([self.ids, other.ids])
         self.results += other.results
         self.scores = torch.cat([self.scores, other.scores])
         for mine, theirs in zip(self.components, other.components, strict=True):

@@ -72,20 +72,20 @@ class DecodingSetup:
 
     Attributes:
         ensemble: the members and their combination.
-        rules: the rules of a toolkit.
         search: the strategy, in the variant that the rules select.
+        limits: the length limits of outputs.
+        beam_size: beams of each sentence.
+        eos: id of end-of-sentence.
+        pad: id of padding.
+        end_tokens: ids that end an output.
+        rules: the rules of a toolkit.
         processors: logits processors, in the order in which they are applied.
         stopping: stopping rules besides end-of-sentence and the maximum length.
         observers: called at every step.
         ranking: turns the cumulative score of a finished hypothesis into its score.
-        limits: the length limits of outputs.
-        beam_size: beams of each sentence.
         temperature: divides the logits, before everything else.
         early_stopping: see ``BestFinished``.
-        eos: id of end-of-sentence.
-        pad: id of padding.
-        end_tokens: ids that end an output.
-        vocab_size: size of the target vocabulary.
+        vocab_size: size of the target vocabulary; -1 if it is not known.
         need_attention: whether hypotheses have attention weights and alignments.
         fast: switches of optimizations.
         member: makes a member of a session, with the arguments of ``Member``.
@@ -99,20 +99,20 @@ class DecodingSetup:
     """
 
     ensemble: Ensemble
-    rules: Rules
     search: Search
-    processors: Sequence[LogitsProcessor]
-    stopping: Sequence[StoppingRule]
-    observers: Sequence[Observer]
-    ranking: Ranking
     limits: Limits
     beam_size: int
-    temperature: float
-    early_stopping: str
     eos: int
     pad: int
     end_tokens: Sequence[int]
-    vocab_size: int
+    rules: Rules = field(default_factory=Rules)
+    processors: Sequence[LogitsProcessor] = ()
+    stopping: Sequence[StoppingRule] = ()
+    observers: Sequence[Observer] = ()
+    ranking: Ranking = field(default_factory=Ranking)
+    temperature: float = 1.0
+    early_stopping: str = "false"
+    vocab_size: int = -1
     need_attention: bool = False
     fast: FastPaths = field(default_factory=FastPaths)
     member: Callable[..., Member] = Member
@@ -210,18 +210,9 @@ def Setup(  # it stands for the class, whose other arguments it fills in
         combination: combines the members' scores; by default the mean of probabilities.
         others: other fields of ``DecodingSetup``.
     """
-    defaults: dict[str, Any] = {
-        "rules": Rules(),
-        **dict.fromkeys(("processors", "stopping", "observers"), ()),
-        "ranking": Ranking(),
-        "limits": Limits(0.0, max_len, max_len),
-        "temperature": 1.0,
-        "early_stopping": "false",
-        "end_tokens": [eos],
-        "vocab_size": -1,
-    }
-    given = {"search": search, "beam_size": search.rows(beam_size), "eos": eos, "pad": pad}
-    return DecodingSetup(ensemble=Ensemble(models, combination), **{**defaults, **given, **others})
+    given: dict[str, Any] = {"limits": Limits(0.0, max_len, max_len), "end_tokens": [eos], "eos": eos, "pad": pad}
+    given |= {"ensemble": Ensemble(models, combination), "search": search, "beam_size": search.rows(beam_size)}
+    return DecodingSetup(**{**given, **others})
 
 
 @dataclass(frozen=True)

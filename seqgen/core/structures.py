@@ -120,7 +120,7 @@ class EncoderOut:
     def merge(self, other: Self) -> Self:
         """Append the rows of another value.
 
-        Tensors whose second dimension is the source length are padded with zeros to the longer source.
+        Tensors whose second dimensions differ are padded to the larger one: masks with true, others with zeros.
 
         Args:
             other: a value of the same class.
@@ -131,11 +131,9 @@ class EncoderOut:
         widths = self.encoder_out.size(1), other.encoder_out.size(1)
 
         def merge_tensors(one: Tensor, two: Tensor) -> Tensor:
-            if widths[0] != widths[1] and one.dim() > 1 and (one.size(1), two.size(1)) == widths:
-                one, two = (
-                    F.pad(tensor, (*(0, 0) * (tensor.dim() - 2), 0, max(widths) - tensor.size(1)))
-                    for tensor in (one, two)
-                )
+            if one.dim() > 1 and (longest := max(one.size(1), two.size(1))) > min(one.size(1), two.size(1)):
+                zeros, fill = [0] * (2 * one.dim() - 3), float(one.dtype == torch.bool)
+                one, two = (F.pad(each, [*zeros, longest - each.size(1)], value=fill) for each in (one, two))
             return torch.cat([one, two])
 
         first, second = self, other
@@ -181,11 +179,14 @@ class Source:
         src_lengths: ``(N,)`` int64 lengths without padding, end-of-sentence included.
         encoder_out: what an encoder returned for these sentences, or an edited value: the encoder is then not run.
             ``None`` if the encoder reads ``src_tokens``.
+        inputs: by name ``(N, ...)`` the further columns of the sentences, for encoders that declare them and for
+            criteria; see ``Example.columns``.
     """
 
     src_tokens: Tensor
     src_lengths: Tensor
     encoder_out: EncoderOut | None = None
+    inputs: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of_encoding(cls, encoder_out: EncoderOut, eos: int) -> Self:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Segments, Source
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset, pad_rows
 
@@ -64,15 +65,20 @@ def draws(rates: Sequence[float], size: int, epoch: int) -> NDArray[np.int64]:
     return np.stack([counts[:-1].sum(0), counts[-1]])
 
 
-class JoinedDataset:
+class JoinedDataset(Dataset):
     """Several datasets, concatenated.
 
     Args:
         parts: the datasets by name.
+
+    Raises:
+        ConfigError: a part has a state, which would not be saved.
     """
 
     def __init__(self, parts: Mapping[str, PairDataset]):
         self.parts = dict(parts)
+        if stateful := [name for name, part in self.parts.items() if part.state_dict()]:
+            raise ConfigError(f"the part {stateful[0]!r} of a mixture has a state_dict; give it to the mixture")
         self.offsets = np.append(0, np.cumsum([len(part) for part in self.parts.values()]))
         # ids continue from one part to the next, so that they are unique
         self.first_ids = np.append(0, np.cumsum([len(part.source.store) for part in self.parts.values()]))
@@ -93,7 +99,7 @@ class JoinedDataset:
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> JoinedDataset:
         """The same parts under limits that are equal or lower; see ``PairDataset.limited``."""
-        return JoinedDataset(self._limited_parts(max_source_positions, max_target_positions))
+        return type(self)(self._limited_parts(max_source_positions, max_target_positions))
 
     def _limited_parts(self, source: int | None, target: int | None) -> dict[str, PairDataset]:
         return {name: part.limited(source, target) for name, part in self.parts.items()}
@@ -107,8 +113,8 @@ class MixtureDataset(JoinedDataset):
     """Draws examples from several datasets at given rates.
 
     Each dataset is read repeatedly, each time in a new random order. An epoch continues where the previous one stopped,
-    so that all examples of a dataset are drawn before one is repeated. The examples of an epoch depend only on the seed
-    and the epoch.
+    so that all examples of a dataset are drawn before one is repeated. Its examples depend only on the seed, the epoch
+    and the rates.
 
     Args:
         parts: the datasets by name.
@@ -120,10 +126,18 @@ class MixtureDataset(JoinedDataset):
         super().__init__(parts)
         self.rates = [rate / sum(rates) for rate in rates]
         self.size = size or int(self.offsets[-1])
-        self._drawn = functools.lru_cache(maxsize=2)(self._draw)
+        self._last: tuple[Any, NDArray[np.int64]] = (None, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return self.size
+
+    def _drawn(self, epoch: int, seed: int) -> NDArray[np.int64]:
+        """What ``_draw`` returns; the last result is kept."""
+        key, (known, drawn) = (epoch, seed, *self.rates), self._last
+        if key != known:
+            drawn = self._draw(epoch, seed)
+            self._last = key, drawn
+        return drawn
 
     def _draw(self, epoch: int, seed: int) -> NDArray[np.int64]:
         """``(size,)`` int64: the position of each example of an epoch in the concatenation of the parts."""
@@ -150,14 +164,14 @@ class MixtureDataset(JoinedDataset):
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> MixtureDataset:
         """The same mixture, with lower or equal limits for its parts."""
         parts = self._limited_parts(max_source_positions, max_target_positions)
-        return MixtureDataset(parts, self.rates, self.size)
+        return type(self)(parts, self.rates, self.size)
 
 
 Row: TypeAlias = list[Example]
 """The examples that share a row."""
 
 
-class PackedDataset:
+class PackedDataset(Dataset):
     """Rows that each contain several examples of a dataset, formed anew in each epoch.
 
     The examples are shuffled, and each row is filled with the next examples until one does not fit. The rows depend
@@ -188,6 +202,19 @@ class PackedDataset:
         """Number of examples, which is the same in every epoch."""
         return len(self.dataset)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the dataset."""
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of the dataset."""
+        self.dataset.load_state_dict(state)
+        self._rows.cache_clear()
+
+    def with_state(self, state: dict[str, Any]) -> PackedDataset:
+        """A copy with a state; see ``Dataset.with_state``."""
+        return PackedDataset(self.dataset.with_state(state), self.length)
+
     def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """``(rows, 2)`` source and target tokens of each row."""
         order, starts = self._rows(epoch, seed)
@@ -212,7 +239,12 @@ def pack(rows: Sequence[Batch], source_pad: int, target_pad: int) -> Batch:
     Returns:
         The batch, with ``segments``: source and target positions of the same example have the same number, from 1.
         Padding after a row's last target has that target's number, so that no position has only masked keys.
+
+    Raises:
+        ConfigError: the examples have columns.
     """
+    if columns := sorted({name for row in rows for name in row.source.inputs}):
+        raise ConfigError(f"dataset.pack=true is not possible with examples that have columns: {', '.join(columns)}")
     source_lengths, target_lengths = [row.source.src_lengths for row in rows], []
     targets, previous = [], []
     for row in rows:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,24 @@ def make_batches(
     return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
 
 
+class Epoch(NamedTuple):
+    """An epoch of a dataset.
+
+    Attributes:
+        number: its number, from 1.
+        state: the state of the dataset for the epoch.
+        dataset: the dataset with this state.
+        batches: the batches of all ranks.
+        lengths: a checksum of the lengths, which other data rarely has.
+    """
+
+    number: int
+    state: dict[str, Any]
+    dataset: Dataset
+    batches: Batches
+    lengths: int
+
+
 @dataclass(eq=False)
 class EpochIterator:
     """Iterates over the batches of one epoch after the other::
@@ -112,7 +131,8 @@ class EpochIterator:
             for batch in iterator:      # the rest of the epoch
                 ...
 
-    Batches and their order depend only on the data, the limits, the seed and the epoch. Threads prepare batches in
+    Batches and their order depend only on the data, the limits, the seed, the epoch, and the state of the dataset when
+    the epoch begins: later changes of the state count from the next epoch on. Threads prepare batches in
     advance, which does not change the order; they end when the loop ends, also by an exception. A batch counts as
     consumed when the iterator has returned it: a state saved in the loop's body continues with the next batch.
 
@@ -147,26 +167,28 @@ class EpochIterator:
     epoch: int = field(default=1, init=False)
     first: int = field(default=0, init=False)
     consumed: int = field(default=0, init=False)
-    _made: tuple[int | None, Batches, int] = field(default=(None, [], 0), init=False)
+    _made: Epoch | None = field(default=None, init=False)
 
-    def _all_batches(self) -> tuple[Batches, int]:
-        """The current epoch's batches, of all ranks, and a checksum of its lengths, which other data rarely has."""
-        if self._made[0] != self.epoch:
+    def _current(self) -> Epoch:
+        """The current epoch, made anew for another state of the dataset as long as no batch is consumed."""
+        if (made := self._made) is None or made.number != self.epoch or (made.state and not self.first + self.consumed):
             rng = np.random.default_rng([self.seed, self.epoch]) if self.shuffle else None
-            lengths = self.dataset.lengths(self.epoch, self.seed)
+            state = copy.deepcopy(self.dataset.state_dict())
+            dataset = self.dataset.with_state(state) if state else self.dataset
+            lengths = dataset.lengths(self.epoch, self.seed)
             batches = make_batches(lengths, max_tokens=self.max_tokens, batch_size=self.batch_size, rng=rng)
-            self._made = self.epoch, batches, zlib.crc32(lengths.tobytes())
-        return self._made[1:]
+            self._made = made = Epoch(self.epoch, state, dataset, batches, zlib.crc32(lengths.tobytes()))
+        return made
 
     @property
     def batches(self) -> Batches:
         """This rank's batches from ``first`` to the end of the current epoch: every ``world_size``-th one."""
-        return self._all_batches()[0][self.first + self.rank :: self.world_size]
+        return self._current().batches[self.first + self.rank :: self.world_size]
 
     @property
     def rounds(self) -> int:
         """The largest number of batches that a rank has from ``first`` to the end of the current epoch."""
-        return -(-(len(self._all_batches()[0]) - self.first) // self.world_size)
+        return -(-(len(self._current().batches) - self.first) // self.world_size)
 
     def __len__(self) -> int:
         """Number of this rank's batches from ``first`` to the end of the current epoch, consumed ones included."""
@@ -174,8 +196,8 @@ class EpochIterator:
 
     def __iter__(self) -> Generator[Batch]:
         """Iterate over the rest of the current epoch, then increase ``epoch``."""
-        epoch, left = self.epoch, self.batches[self.consumed :]
-        prepare = partial(self._prepare, epoch=epoch)
+        left, epoch = self.batches[self.consumed :], self._current()
+        prepare = partial(self._prepare, epoch)
         prepared: Iterable[Batch] = map(prepare, left)
         if self.num_workers > 0:
             pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="seqgen-batches")
@@ -183,25 +205,28 @@ class EpochIterator:
         for batch in prepared:
             self.consumed += 1
             yield batch
-        if self.epoch == epoch:
-            self.epoch, self.first, self.consumed = epoch + 1, 0, 0
+        if self.epoch == epoch.number:
+            self.epoch, self.first, self.consumed = epoch.number + 1, 0, 0
 
     def spare(self) -> Batch:
         """One example of the current epoch, for a rank that has no batch left but must still compute."""
-        return self._prepare(self._all_batches()[0][0][:1], self.epoch)
+        epoch = self._current()
+        return self._prepare(epoch, epoch.batches[0][:1])
 
-    def _prepare(self, positions: NDArray[np.int64], epoch: int) -> Batch:
-        return self.collate([self.dataset.example(each, epoch=epoch, seed=self.seed) for each in positions.tolist()])
+    def _prepare(self, epoch: Epoch, positions: NDArray[np.int64]) -> Batch:
+        read = partial(epoch.dataset.example, epoch=epoch.number, seed=self.seed)
+        return self.collate([read(position) for position in positions.tolist()])
 
     def state_dict(self) -> dict[str, Any]:
         """The current position, for ``load_state_dict``; it is the same on all ranks."""
-        batches, lengths = self._all_batches()
+        epoch = self._current()
         return {
             "epoch": self.epoch,
             "consumed": self.first + self.consumed * self.world_size,
-            "batches": len(batches),
+            "batches": len(epoch.batches),
             "examples": len(self.dataset),
-            "lengths": lengths,
+            "lengths": epoch.lengths,
+            "dataset": {"epoch": epoch.state, "next": self.dataset.state_dict()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -219,8 +244,10 @@ class EpochIterator:
             the same.
         """
         self.epoch = int(state["epoch"])
-        self.first, self.consumed = int(state["consumed"]), 0
-        batches, lengths = self._all_batches()
+        self.first, self.consumed, self._made = int(state["consumed"]), 0, None
+        self.dataset.load_state_dict(state["dataset"]["epoch"])
+        batches, lengths = self._current()[-2:]
+        self.dataset.load_state_dict(copy.deepcopy(state["dataset"]["next"]))
         same_lengths = state.get("lengths") == lengths
         if self.first == 0:  # the position is valid for any data and limits
             changed = f"the training data has changed; the new data is used from epoch {self.epoch} on"

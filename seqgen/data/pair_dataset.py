@@ -1,17 +1,19 @@
-"""Examples and how they are padded and combined into a batch, the interface of datasets, and that of sentence pairs."""
+"""Examples and how they are padded and combined into a batch, the base class of datasets, and sentence pairs."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seqgen.core.contract import Hooked
 from seqgen.core.errors import DataError
 from seqgen.core.structures import Batch, Source
 from seqgen.data.token_store import TokenStore, listed
@@ -25,11 +27,14 @@ class Example(NamedTuple):
         id: index in the dataset, from 0.
         source: ``(S,)`` int64 ids, end-of-sentence included.
         target: ``(T,)`` int64 ids, end-of-sentence included, or ``None``.
+        columns: further values by name, which are ``inputs`` of the batch's source: numbers, arrays and sequences of
+            ids.
     """
 
     id: int
     source: Tensor
     target: Tensor | None = None
+    columns: Mapping[str, Any] = MappingProxyType({})
 
 
 def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
@@ -49,12 +54,13 @@ def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
 
 
 def collate(
-    examples: Sequence[tuple[int, Tensor, Tensor | None]],
+    examples: Sequence[tuple[Any, ...]],
     *,
     source_pad: int,
     target_pad: int,
     start_token: int,
     left_pad_source: bool = False,
+    column_pads: Mapping[str, int] = MappingProxyType({}),
 ) -> Batch:
     """Combine examples into a batch.
 
@@ -64,19 +70,25 @@ def collate(
                             c e p                          s c p
 
     Args:
-        examples: the id, source and target of each, 1-D int64; either all have a target or none has.
+        examples: an ``Example`` for each sentence, or its first fields; either all have a target or none has.
         source_pad: id of padding in the source vocabulary.
         target_pad: id of padding in the target vocabulary.
         start_token: id that ``prev_output_tokens`` begins with.
         left_pad_source: whether sources are padded on the left.
+        column_pads: the id of padding of each column that has ids. They are padded on the right, and the column
+            ``NAME_lengths`` has their lengths; the values of other columns are stacked.
 
     Returns:
         The batch: ``src_tokens`` ``(N, S)``, ``target`` and ``prev_output_tokens`` ``(N, T)``, where S and T are the
         lengths of the longest source and the longest target.
+
+    Raises:
+        DataError: the examples have different columns, or values of different shapes without padding.
     """
-    ids, sources, targets = zip(*examples, strict=True)
+    ids, sources, targets, columns = zip(*(Example(*each) for each in examples), strict=True)
     source_lengths = torch.tensor([len(row) for row in sources])
-    source = Source(pad_rows(sources, source_pad, left_pad_source), source_lengths)
+    inputs = _collate_columns(columns, column_pads)
+    source = Source(pad_rows(sources, source_pad, left_pad_source), source_lengths, inputs=inputs)
     if all(row is None for row in targets):
         return Batch(torch.tensor(ids), source, ntokens=int(source_lengths.sum()))
     shifted = pad_rows([row[:-1] for row in targets], target_pad)
@@ -89,17 +101,34 @@ def collate(
     )
 
 
+def _collate_columns(examples: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> dict[str, Tensor]:
+    """The columns of a batch by name, ``(N, ...)``; see ``collate``."""
+    found: dict[str, Tensor] = {}
+    for name in sorted(set().union(*examples)):
+        values = [torch.as_tensor(columns[name]) for columns in examples if name in columns]
+        if len(values) < len(examples):
+            raise DataError(f"only {len(values)} of {len(examples)} examples have the column {name!r}; give it to all")
+        if name in pads:
+            found[name], found[f"{name}_lengths"] = pad_rows(values, pads[name]), torch.tensor([*map(len, values)])
+        elif len({value.shape for value in values}) > 1:
+            raise DataError(f"values of the column {name!r} differ in shape; if they are ids, set Task.column_pads")
+        else:
+            found[name] = torch.stack(values)
+    return found
+
+
 NO_LIMIT = np.iinfo(np.int32).max
 """The limit of the length of examples if there is none."""
 MAX_EXAMPLES = 5
 """Number of lines that a note names."""
 
 
-class Dataset(Protocol):
-    """The interface that ``EpochIterator`` needs. Examples may depend on seed and epoch, such as noise."""
+class Dataset(Hooked):
+    """Base class: the examples of a split. They may depend on seed and epoch, such as noise, and on a state."""
 
     def __len__(self) -> int:
         """Number of examples."""
+        raise NotImplementedError
 
     def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """``(n, sides)`` tokens of the source and, if there is one, the target of each example, with end-of-sentence.
@@ -108,6 +137,7 @@ class Dataset(Protocol):
             epoch: number of the epoch, from 1.
             seed: the run's seed.
         """
+        raise NotImplementedError
 
     def example(self, position: int, *, epoch: int, seed: int) -> Any:
         """The ``Example`` (or other input of ``collate``) at a position; equal arguments give equal results.
@@ -117,22 +147,36 @@ class Dataset(Protocol):
             epoch: number of the epoch, from 1.
             seed: the run's seed.
         """
+        raise NotImplementedError
 
-
-@runtime_checkable
-class LimitedDataset(Dataset, Protocol):
-    """A dataset that can apply a model's length limits and has notes for the user."""
-
-    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> LimitedDataset:
-        """The same data under further limits.
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> Dataset:
+        """The same data under further limits; by default all of it.
 
         Args:
             max_source_positions: maximum source tokens, end-of-sentence included; ``None`` for no further limit.
             max_target_positions: maximum target tokens, likewise.
         """
+        return self
 
     def report(self) -> list[str]:
-        """Notes for the user, such as how many pairs are skipped."""
+        """Notes for the user, such as how many pairs are skipped; by default none."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that training changes: plain values and tensors, the same in all ranks; by default there is none.
+
+        The examples of an epoch are those of the state before its first update; later changes count from the next one.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state_dict`` returned, by new values of attributes."""
+
+    def with_state(self, state: dict[str, Any]) -> Dataset:
+        """A copy with a state, which later changes of this dataset do not change; see ``load_state_dict``."""
+        other = copy.copy(self)
+        other.load_state_dict(copy.deepcopy(state))
+        return other
 
 
 @dataclass(frozen=True)
@@ -170,7 +214,7 @@ class Side:
         return torch.tensor(self.added.around(ids.tolist()), dtype=torch.int64)
 
 
-class PairDataset:
+class PairDataset(Dataset):
     """Sentences and their translations, if there are any.
 
     Pairs with an empty side are skipped. Pairs that exceed a limit are skipped, truncated or an error.
@@ -186,10 +230,13 @@ class PairDataset:
     Attributes:
         indices: ``(n,)`` int64 line, from 0, of each pair that is used.
         left_out: notes on pairs that are skipped or truncated, for the report.
+        columns: returns the columns of the example of a line, from 0; ``None`` for no columns.
 
     Raises:
         DataError: the sides have unequal lengths, no pair is left, or a pair is too long and that is an error.
     """
+
+    columns: Callable[[int], Mapping[str, Any]] | None = None
 
     def __init__(
         self,
@@ -274,4 +321,5 @@ class PairDataset:
         """The pair at a position, the same in every epoch; see ``Dataset.example``."""
         index = int(self.indices[position])
         target = None if self.target is None else self.target.tokens(index, self.limits[1])
-        return Example(index, self.source.tokens(index, self.limits[0]), target)
+        columns = {} if self.columns is None else self.columns(index)
+        return Example(index, self.source.tokens(index, self.limits[0]), target, columns)

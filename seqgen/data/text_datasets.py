@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.noising import NoiseTokens, Objective, check_sentinels
-from seqgen.data.pair_dataset import Example
+from seqgen.data.pair_dataset import Dataset, Example
 from seqgen.data.token_store import TokenStore
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 """fairseq's names of the ways to cut a text into examples; see ``BlockDataset``."""
 
 
-class TextDataset:
+class TextDataset(Dataset):
     """Examples that are made of pieces of a text.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import partial
@@ -56,6 +56,7 @@ def build_setup(
     draft: EncoderDecoderModel | None = None,
     *,
     source_dictionary: Dictionary | None = None,
+    resources: Mapping[str, Any] | None = None,
     search_strategy: Search | None = None,
     combination: Combination | None = None,
     processors: Sequence[LogitsProcessor] = (),
@@ -73,6 +74,7 @@ def build_setup(
         tokenizer: the target tokenizer, for keys whose values are texts.
         draft: the model that ``cfg.draft`` names; it has the same target vocabulary.
         source_dictionary: the source vocabulary, for keys that need it.
+        resources: further attributes of the ``Resources`` of components, such as ``models``.
         search_strategy: used instead of the strategy of the configuration.
         combination: used instead of the combination of the configuration.
         processors: further logits processors, applied after those of the configuration.
@@ -92,8 +94,9 @@ def build_setup(
     if search_strategy is not None:
         _check_search_keys(cfg, search_strategy)
     device = next(Ensemble(models).models[0].parameters(), torch.empty(0)).device
-    resources = Resources.of(cfg, tgt_dict, tokenizer, source_dictionary=source_dictionary, device=device)
-    search = search_strategy or search_from_config(cfg, name, resources)
+    further = {"source_dictionary": source_dictionary, "device": device, **(resources or {})}
+    known = Resources.of(cfg, tgt_dict, tokenizer, **further)
+    search = search_strategy or search_from_config(cfg, name, known)
     if cfg.is_constrained and not search.enforces_constraints:
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
     search = rules.search(search)
@@ -111,17 +114,17 @@ def build_setup(
                 "loop; remove it, or use beam search, greedy search or sampling"
             )
     members = members_from_config(models, cfg)
-    ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
+    ensemble = with_guidance(members, combination_from_config(cfg, known, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
-    of_config = processors_from_config(cfg, rules, resources)
+    of_config = processors_from_config(cfg, rules, known)
     fast = fast or FastConfig()
-    named = [build_component(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
+    named = [build_component(OBSERVERS, name, Observer, cfg, known) for name in cfg.observers]
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
-        stopping=[*stopping_from_config(cfg, resources, tokenizer), *stopping],
+        stopping=[*stopping_from_config(cfg, known, tokenizer), *stopping],
         observers=[*named, *observers, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
         ranking=Ranking(cfg.normalize_scores, cfg.length_penalty, cfg.length_penalty_form, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
@@ -130,7 +133,7 @@ def build_setup(
         early_stopping=cfg.early_stopping,
         eos=tgt_dict.eos(),
         pad=tgt_dict.pad(),
-        end_tokens=[tgt_dict.eos(), *resources.extra_end_tokens],
+        end_tokens=[tgt_dict.eos(), *known.extra_end_tokens],
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         fast=fast_paths(fast),
@@ -138,7 +141,7 @@ def build_setup(
         around=[partial(_switches, fast)],
         around_step=[_threads],
     )
-    setup = apply_keys("setup", apply_keys("setup", setup, fast, resources), cfg, resources)
+    setup = apply_keys("setup", apply_keys("setup", setup, fast, known), cfg, known)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
         raise ConfigError(

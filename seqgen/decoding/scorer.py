@@ -15,6 +15,7 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination, combine
 from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begin_component
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
+from seqgen.core.encoder import inputs_of
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.member import INPUT, MemberOutput, ModelOrMember, check_features, check_layers, encode, run_decoder
@@ -168,7 +169,8 @@ class SequenceScorer:
         decoder_input = self._decoder_input(model, sample)
         if source.encoder_out is not None or needs & {HIDDEN_STATES, LAYER_LOGITS}:
             return run_decoder(model.decoder, decoder_input, encode(model.encoder, source), needs)
-        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
+        inputs, need_attention = inputs_of(model.encoder, source), ATTENTION in needs
+        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention, **inputs)
         return MemberOutput(out.logits, out.attention)
 
     def _step_by_step(

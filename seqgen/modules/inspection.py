@@ -5,7 +5,7 @@ Letters: ``L`` layers, ``H`` heads, ``N`` rows, ``T`` positions of a pass, ``K``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -38,29 +38,30 @@ def memory_footprint(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
-def freeze(module: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Freeze some parameters, so that training does not change them.
+def names_like(module: nn.Module, patterns: Iterable[str]) -> dict[str, list[str]]:
+    """Find the parameters of a module by patterns.
 
     Args:
         module: the module.
         patterns: names of parameters, in which ``*`` matches anything, such as ``"encoder.*"`` or
-            ``"*embed_tokens.weight"``. A tied parameter is frozen if any of its names matches.
+            ``"*embed_tokens.weight"``. A tied parameter is found if any of its names matches.
 
     Returns:
-        The names of the frozen parameters.
+        By pattern, the first name of each parameter.
 
     Raises:
         ConfigError: a pattern matches no parameter.
     """
-    names = dict(module.named_parameters(remove_duplicate=False))
+    every, first = dict(module.named_parameters(remove_duplicate=False)), dict[int, str]()
+    for name, param in every.items():
+        first.setdefault(id(param), name)
+    found = {}
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            known = [*names, *(f"{name}.*" for name, _ in module.named_modules() if name)]
-            raise ConfigError(f"there is no parameter {pattern!r} to freeze{nearest(pattern, known)}")
-    frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    for name in frozen:
-        names[name].requires_grad_(False)
-    return frozen
+        found[pattern] = list(dict.fromkeys(first[id(every[name])] for name in every if fnmatchcase(name, pattern)))
+        if not found[pattern]:
+            known = [*every, *(f"{name}.*" for name, _ in module.named_modules() if name)]
+            raise ConfigError(f"there is no parameter {pattern!r}{nearest(pattern, known)}")
+    return found
 
 
 _STACKS = (("layers", "layer_norm"), ("convolutions", "fc2"))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from seqgen.core.contract import Flags
+from seqgen.core.contract import Flags, is_built_in
 from seqgen.core.decoder import IncrementalDecoder, PositionCounter
 from seqgen.core.encoder import Encoder
 from seqgen.core.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
@@ -87,10 +87,6 @@ class ColumnCounter(PositionCounter):
         return {**merged, "start_offsets": start_offsets, "padded": bool(start_offsets.any())}
 
 
-_KNOWN = (MultiheadAttention, PositionCounter, IncrementalDecoder)
-"""Modules with a state for each beam that is known to be right if the beams share the keys of a prompt."""
-
-
 class LanguageModelDecoder(IncrementalDecoder):
     """A decoder without encoder-decoder attention; a subclass implements ``transform`` and ``output_layer``."""
 
@@ -153,13 +149,14 @@ class LanguageModelDecoder(IncrementalDecoder):
         return features if beams == 1 else features.repeat_interleave(beams, 0), None
 
     def _beams_share(self, incremental_state: StateDict | None) -> bool:
-        """True if a prompt is computed once for all beams: nobody watches the layers, whose states are known."""
+        """True if a prompt is computed once for all beams: nobody watches the layers, and no state is a user's own."""
         if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_size == 1:
             return False
         return not any(
             module._forward_hooks
+            or module._forward_pre_hooks
             or (isinstance(module, MultiheadAttention) and (module.cache or module.on_weights))
-            or (isinstance(module, StatefulModule) and not isinstance(module, _KNOWN))
+            or (isinstance(module, StatefulModule) and not is_built_in(type(module)))
             for module in self.modules()
         )
 

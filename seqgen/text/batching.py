@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.structures import Batch
+from seqgen.data.pair_dataset import Example
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import LanguageReader
 from seqgen.text.members import TextModel
@@ -114,7 +115,9 @@ def collate(
         languages: gives it the tokens of languages.
     """
     batches = [
-        model.task.collate([(line.number, line.sources[i], target) for line, target in rows], model.model)
+        model.task.collate(
+            [Example(line.number, line.sources[i], target, line.columns) for line, target in rows], model.model
+        )
         for i, model in enumerate(models)
     ]
     return replace(

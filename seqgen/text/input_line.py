@@ -47,6 +47,7 @@ class InputLine:
         notes: messages for the user about the input.
         ends_line: false for a part of a line that is not its last one.
         extras: values of line stages, by name.
+        columns: further inputs of the models, see ``Task.split_columns``.
     """
 
     number: int
@@ -61,6 +62,7 @@ class InputLine:
     notes: Sequence[str] = ()
     ends_line: bool = True
     extras: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -193,7 +195,7 @@ class InputEncoder:
         self._longest: dict[tuple[int, ...], int] = {}
 
     def read(self, number: int, line: str, prefix: str = "") -> InputLine:
-        """Separate a line from its languages and phrases.
+        """Separate a line from its languages, phrases and columns.
 
         Args:
             number: number of the line, from 0.
@@ -213,7 +215,8 @@ class InputEncoder:
         rest, languages = self.languages.read(number, line) if line.strip() else (line, self.languages.fixed)
         text, *phrases = rest.split("\t") if self.cfg.constraints else [rest]
         demanded = list(map(split_alternatives, phrases))
-        return InputLine(number, text, prefix=prefix, languages=languages, demanded=demanded)
+        text, columns = self.task.split_columns(text, number) if text.strip() else (text, {})
+        return InputLine(number, text, prefix=prefix, languages=languages, demanded=demanded, columns=columns)
 
     def encode(self, line: InputLine) -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
@@ -224,7 +227,8 @@ class InputEncoder:
         Raises:
             DataError: the line has too few fields for ``cfg.member_sources``.
         """
-        if not line.text.strip() and not self.task.reads_empty_lines:
+        prompted = any(getattr(self.cfg, key, None) for key in ("prompt", "chat"))  # of an add-on
+        if not (line.text.strip() or self.task.reads_empty_lines or prompted):
             given = (("prefix", line.prefix), ("phrases", line.demanded))
             unused = " and ".join(name for name, value in given if value)
             further = f"; its {unused} had no effect" if unused else ""

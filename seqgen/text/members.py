@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.registry import import_declared
-from seqgen.task import Task, other_languages
-
-
-@dataclass(frozen=True)
-class ModelInMemory:
-    """A model that was not loaded from a file, such as one that is being trained.
-
-    Attributes:
-        task: encodes and decodes text.
-        model: the model.
-        generation: the model's decoding settings, by the names of ``GenerationConfig``'s fields.
-    """
-
-    task: Task
-    model: EncoderDecoderModel
-    generation: Mapping[str, Any] = field(default_factory=dict)
-
+from seqgen.task import ModelInMemory, other_languages
 
 TextModel: TypeAlias = LoadedModel | ModelInMemory
 """A model with its task and decoding settings."""

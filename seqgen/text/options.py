@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import (
-    FILES,
-    KEEPS_SCORES,
-    MODEL,
-    NOT_IN_TRAINING,
-    SCORES_TARGETS,
-    Requirement,
-    decoding_key,
-)
+from seqgen.config.options import FILES, KEEPS_SCORES, MODEL, NOT_IN_TRAINING, SCORES_TARGETS, Requirement, decoding_key
 
 _SEVERAL_OUTPUTS = Requirement(
     lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),

@@ -41,12 +41,20 @@ class OutputNotes:
     task: Task
     longest_output: Callable[[Sequence[Tensor]], int]
 
-    def on_search(self, line: InputLine, hypotheses: Sequence[Hypothesis]) -> list[str]:
-        """Notes on a search that found no hypothesis, or fewer than ``nbest``."""
+    def on_search(self, line: InputLine, hypotheses: Sequence[Hypothesis], find: Callable[[], str]) -> list[str]:
+        """Notes on a search that found no hypothesis, or fewer than ``nbest``.
+
+        Args:
+            line: the line.
+            hypotheses: what was found.
+            find: returns the name of the component that forbids all outputs; empty if none is found.
+        """
         if not hypotheses:
             in_time = " and generation.max_time" if self.cfg.max_time else ""
             missing = f"no output within the maximum length{in_time} has all phrases"
-            return [f"{missing if line.phrases else 'every output was forbidden'}, so the output is empty"]
+            if not line.phrases:
+                missing = "every output was forbidden" + (f" by {name}" if (name := find()) else "")
+            return [f"{missing}, so the output is empty"]
         if len(hypotheses) < self.cfg.nbest:
             possible = "have all phrases" if line.phrases else "are possible"
             why = "were found in time" if hypotheses[0].timed_out else possible

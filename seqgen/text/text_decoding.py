@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from seqgen.core.structures import Hypothesis
 from seqgen.data.pair_dataset import pad_rows
 from seqgen.decoding.building import Resources, apply_keys
 from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.decoding.forbidding import WatchedScoring
 from seqgen.decoding.observers import Streamer
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.system.devices import out_of_memory
@@ -234,7 +235,7 @@ class TextDecoding:
             hypotheses: ids and scores, best first.
             width: columns of the batch's source, over which attention is defined; 0 without attention.
         """
-        notes, found = self.output_notes.on_search(line, hypotheses), []
+        notes, found = self.output_notes.on_search(line, hypotheses, lambda: self._forbidding(line)), []
         prompt, unk = self.task.prompt(line.sources[0]).tolist(), self.task.target_dictionary.unk()
         for hypothesis in hypotheses if self.ranker or self.stages.needs_all else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
@@ -248,6 +249,15 @@ class TextDecoding:
             found.append(TextHypothesis(**vars(aligned), text=text))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
         return self._written(line, line.translation(ranked, notes))
+
+    def _forbidding(self, line: InputLine) -> str:
+        """The class of the component that forbids all outputs of a line, which is decoded again; empty if none does."""
+        found: list[str] = []
+        scoring = partial(WatchedScoring, found=found)
+        generator = SequenceGenerator(replace(self.generator.setup, observers=(), scoring=scoring))
+        arguments = {name: value for name, value in self._inference_arguments([line]).items() if name != "streamer"}
+        self.task.inference_step(generator, self.models, self.batcher.collate([(line, None)]), **arguments)
+        return "".join(found)
 
     def _written(self, line: InputLine, translation: Translation) -> Translation:
         """The translation of a line with what the stages write, and with ``nbest`` of its hypotheses."""

@@ -79,12 +79,13 @@ class TextScoring:
             rows = list[tuple[InputLine, Tensor]]()
             for i in range(start, min(start + self.cfg.batch_size, len(sources))):
                 text, languages = self.languages.read(i, sources[i])
+                text, columns = self.task.split_columns(text, numbers[i]) if text.strip() else (text, {})
                 texts = [source_text(source, text, numbers[i]) for source in self.sources]
                 pairs = zip(self.members, texts, strict=True)
                 ids = [encode_source(member.task, each, languages) for member, each in pairs]
                 target = encode_target(self.task, references[i], languages)
                 self._check_lengths(i + 1, ids, target)
-                rows.append((InputLine(numbers[i], text, ids, languages=languages), target))
+                rows.append((InputLine(numbers[i], text, ids, languages=languages, columns=columns), target))
             at_once = max(1, self.tokens_at_once // max(len(target) for _, target in rows))
             for first in range(0, len(rows), at_once):
                 batch = collate(rows[first : first + at_once], self.members, self.languages)

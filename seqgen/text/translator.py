@@ -269,6 +269,7 @@ class Translator:
             if draft is not None:
                 further["draft"] = draft.model
             further |= {"fast": resolved.fast, "need_attention": need_attention}
+            further["resources"] = {"models": self.members, "ensemble": resolved.ensemble}
             languages = LanguageReader(self.members, resolved.generation)
             cfg = languages.force_target(resolved.generation, self.task.target_dictionary)
             generator = self.task.build_generator(models, cfg, **further)
@@ -378,8 +379,8 @@ class Translator:
         resolved = self.resolve(settings)
         cfg, objects = resolved.generation, resolved.objects
         target, tokenizer = self.task.target_dictionary, self.task.target_tokenizer
-        further = {"source_dictionary": self.task.source_dictionary, "device": self.device}
-        resources = Resources.of(cfg, target, tokenizer, **further)
+        further = {"models": self.members, "ensemble": resolved.ensemble, "device": self.device}
+        resources = Resources.of(cfg, target, tokenizer, source_dictionary=self.task.source_dictionary, **further)
         combination = combination_from_config(cfg, resources, objects.get("combination"))
         members = members_from_config(self._specified(objects.get("member_sources")), cfg)
         # a scale of the model's settings is for decoding: scores would not be log-probabilities
@@ -387,8 +388,7 @@ class Translator:
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), cfg.normalize_scores, ensemble.combination)
         scorer = apply_keys("scorer", SequenceScorer(ensemble.members, *of_members), cfg)
-        of_text = replace(resources, models=self.members, ensemble=resolved.ensemble)
-        return TextScoring(self.members, of_text, scorer)
+        return TextScoring(self.members, resources, scorer)
 
 
 @cache

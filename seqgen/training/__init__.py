@@ -3,7 +3,7 @@
 ::
 
     train                    in this process, in several that it starts, or under torchrun
-      TrainingRun            the loop: epochs of updates, validation, saving, stopping
+      TrainingLoop           epochs of updates, validation, saving, stopping; to observers it is a TrainingRun
         RunBatches           the batches of training and validation
         Triggers             after which updates to validate, save and stop
         Trainer              one update: forward, backward, clipping, optimizer, learning rate, average
@@ -11,6 +11,6 @@
           Optimizer, LRScheduler, EMA
         Validator            loss of the validation split, and scores of its decoded text
         Checkpoints          saves and reads checkpoints (seqgen.checkpoints)
-        RunLog               lines of progress, log.jsonl, scores.json, TensorBoard events
+        TrainingObserver     RunLog (log.jsonl, scores.json), TensorBoard, ProgressLines, Divergence, and a user's own
       ProcessGroup           collective operations of several processes
 """

@@ -20,7 +20,8 @@ from seqgen.checkpoints.run_checkpoints import (
 from seqgen.checkpoints.run_config import CONFIG_FILE, flatten, read_yaml, run_folder_of, tokenizer_digests, verify_run
 from seqgen.core.errors import CheckpointError
 from seqgen.system.files import CACHE, disk_errors, new_folder, run_lock
-from seqgen.training.run_log import EVENTS, LOG, SCORES
+from seqgen.training.run_log import LOG, SCORES
+from seqgen.training.tensorboard import EVENTS
 
 
 def average_runs(paths: Sequence[str], last: int, new_run: Path, note: Callable[[str], None]) -> list[Path]:

@@ -12,7 +12,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.pair_dataset import Dataset, LimitedDataset
+from seqgen.data.pair_dataset import Dataset
 from seqgen.registry import MODELS
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
@@ -69,10 +69,8 @@ class RunBatches:
         return {name: make(part, self.collate) for name, part in parts.items()}
 
     def _dataset(self, split: str, max_tokens: int | None) -> Dataset:
-        dataset = self.task.dataset(split)
-        if isinstance(dataset, LimitedDataset):
-            dataset = dataset.limited(*self.model.max_positions())
-            self.notes += dataset.report()
+        dataset = self.task.dataset(split).limited(*self.model.max_positions())
+        self.notes += dataset.report()
         longest = dataset.lengths(1, self.cfg.common.seed).max(1)
         if max_tokens is not None and (longer := int((longest > max_tokens).sum())):
             self.notes.append(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import option
 from seqgen.core.contract import Hooked, check_returned, contract_error
+from seqgen.core.encoder import inputs_of
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
@@ -370,7 +371,8 @@ class TargetPositions:
         packed: dict[str, Any] = {} if self.segments is None else {"segments": self.segments}
         encoder_out = self.source.encoder_out
         if encoder_out is None:
-            encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed)
+            inputs = inputs_of(model.encoder, self.source)
+            encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed, **inputs)
         features, _ = model.decoder.extract_features(self.previous, encoder_out, **packed)
         return _rows(features, self.kept)
 
@@ -394,7 +396,8 @@ class TargetPositions:
                 f"dataset.pack=true is not possible with {type(model).__name__}: its own forward, or that of its "
                 "decoder, cannot keep the examples of a row apart; set dataset.pack=false"
             )
-        return _rows(model(self.source.src_tokens, self.source.src_lengths, self.previous).logits, self.kept)
+        source, inputs = self.source, inputs_of(model.encoder, self.source)
+        return _rows(model(source.src_tokens, source.src_lengths, self.previous, **inputs).logits, self.kept)
 
 
 def has_default_forward(model: EncoderDecoderModel) -> bool:

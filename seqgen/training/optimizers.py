@@ -1,7 +1,12 @@
 """Optimizers, and the average of the weights.
 
-A registered class is a ``torch.optim.Optimizer`` with a classmethod ``build(cfg, params)``. Before every step, the
-trainer sets the learning rate of its ``param_groups``. Keys have fairseq's names and meanings: the ``weight_decay`` of
+A registered class is a ``torch.optim.Optimizer`` with a classmethod ``build(cfg, groups)``, where ``groups`` is what
+PyTorch's optimizers take: each group has ``params``, their ``names``, and the values of ``optimization.groups``. Before
+every step, the trainer sets the learning rate ``lr`` of each of its ``param_groups``, times ``lr_scale``.
+
+An optimizer with ``needs_closure = True`` computes several gradients in an update: its ``step(closure)`` is called when
+the gradient is there, and ``closure()`` computes that of the present weights, over all batches of the update, and
+returns the mean loss. Keys have fairseq's names and meanings: the ``weight_decay`` of
 Adam and NAG is decoupled from the gradient (Loshchilov & Hutter 2019).
 """
 
@@ -9,9 +14,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +26,39 @@ from seqgen.config import like, option
 from seqgen.core.errors import ConfigError
 from seqgen.registry import register_optimizer
 from seqgen.training.distributed import is_part, local
+
+Groups: TypeAlias = list[dict[str, Any]]
+"""Groups of parameters: ``params``, their ``names``, and perhaps ``lr_scale`` and ``weight_decay``."""
+
+_GROUP_KEYS = ("lr_scale", "weight_decay")
+
+
+def parameter_groups(
+    named: Mapping[str, Parameter], values: Mapping[str, Any], names_like: Callable[[list[str]], Iterable[str]]
+) -> Groups:
+    """Divide parameters into the groups of ``optimization.groups``, and one of all others.
+
+    Args:
+        named: the parameters by name.
+        values: the values of each pattern of names; the first pattern that matches a name holds.
+        names_like: finds the names that match patterns.
+
+    Raises:
+        ConfigError: a pattern matches no parameter, or its values are not numbers from 0 on of ``lr_scale`` and
+            ``weight_decay``.
+    """
+    left, groups = dict(named), []
+    for pattern, given in values.items():
+        known = isinstance(given, Mapping) and given and not given.keys() - {*_GROUP_KEYS}
+        if not known or any(type(value) not in (int, float) or not 0 <= value < math.inf for value in given.values()):
+            raise ConfigError(f"{pattern!r} must have values such as {{lr_scale:0.1,weight_decay:0.0}}, not {given!r}")
+        names = [name for name in names_like([pattern]) if name in left]
+        if not names:
+            raise ConfigError(f"{pattern!r} has only parameters of patterns before it; remove it, or put it first")
+        ordered = [name for name in left if name in names]
+        groups.append({"names": ordered, "params": [left.pop(name) for name in ordered], **given})
+    groups.append({"names": [*left], "params": [*left.values()]})
+    return [group for group in groups if group["params"]]
 
 
 @dataclass
@@ -65,12 +103,12 @@ class Adam(torch.optim.AdamW):
     """Adam (Kingma & Ba 2015) with decoupled weight decay; fused if the device supports it."""
 
     @classmethod
-    def build(cls, cfg: AdamConfig, params: list[Parameter]) -> Self:
-        """Build it from the configuration that the class is registered with, and the parameters to train."""
+    def build(cls, cfg: AdamConfig, groups: Groups) -> Self:
+        """Build it from the configuration that the class is registered with, and the groups of parameters."""
         if len(cfg.adam_betas) != 2 or not all(0 <= beta < 1 for beta in cfg.adam_betas):
             raise ConfigError(f"optimizer.adam_betas={cfg.adam_betas} must be two numbers, >= 0 and < 1")
         betas = (cfg.adam_betas[0], cfg.adam_betas[1])
-        return cls(params, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay, fused=_can_fuse(params))
+        return cls(groups, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay, fused=_can_fuse(groups))
 
 
 @register_optimizer("adamw", config=AdamWConfig)
@@ -83,35 +121,33 @@ class SGD(torch.optim.SGD):
     """Stochastic gradient descent with momentum."""
 
     @classmethod
-    def build(cls, cfg: SGDConfig, params: list[Parameter]) -> Self:
-        """Build it from the configuration that the class is registered with, and the parameters to train."""
-        return cls(params, momentum=cfg.momentum, weight_decay=cfg.weight_decay, fused=_can_fuse(params))
+    def build(cls, cfg: SGDConfig, groups: Groups) -> Self:
+        """Build it from the configuration that the class is registered with, and the groups of parameters."""
+        return cls(groups, momentum=cfg.momentum, weight_decay=cfg.weight_decay, fused=_can_fuse(groups))
 
 
 @register_optimizer("nag", config=NAGConfig)
 class NAG(torch.optim.SGD):
     """Nesterov's accelerated gradient (Sutskever et al. 2013), the optimizer of the convolutional models' paper."""
 
-    decay = 0.0
-
     @classmethod
-    def build(cls, cfg: NAGConfig, params: list[Parameter]) -> Self:
-        """Build it from the configuration that the class is registered with, and the parameters to train."""
-        made = cls(params, momentum=cfg.momentum, nesterov=cfg.momentum > 0, fused=_can_fuse(params))
-        made.decay = cfg.weight_decay
-        return made
+    def build(cls, cfg: NAGConfig, groups: Groups) -> Self:
+        """Build it from the configuration that the class is registered with, and the groups of parameters."""
+        own = [{"decay": group.get("weight_decay", cfg.weight_decay), **group, "weight_decay": 0.0} for group in groups]
+        return cls(own, momentum=cfg.momentum, nesterov=cfg.momentum > 0, fused=_can_fuse(groups))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Apply the weight decay, then the step of ``torch.optim.SGD``."""
-        if self.decay:
-            for group in self.param_groups:
+        for group in self.param_groups:
+            if group["decay"]:
                 trained = [param for param in group["params"] if param.grad is not None]
-                torch._foreach_mul_(trained, 1 - group["lr"] * self.decay)
+                torch._foreach_mul_(trained, 1 - group["lr"] * group["decay"])
         return super().step(closure)
 
 
-def _can_fuse(params: Iterable[Tensor]) -> bool:
+def _can_fuse(groups: Groups) -> bool:
+    params = (param for group in groups for param in group["params"])
     return all(p.device.type in ("cpu", "cuda", "mps") and p.is_floating_point() and not is_part(p) for p in params)
 
 
@@ -141,16 +177,16 @@ class Adafactor(torch.optim.Optimizer):
     """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5).
 
     Args:
-        params: the parameters to train.
+        groups: the groups of parameters.
         cfg: the options.
     """
 
-    def __init__(self, params: list[Parameter], cfg: AdafactorConfig):
-        super().__init__(params, {"lr": 0.0})
+    def __init__(self, groups: Groups, cfg: AdafactorConfig):
+        super().__init__(groups, {"lr": 0.0, "weight_decay": cfg.weight_decay})
         self.cfg = cfg
 
     @classmethod
-    def build(cls, cfg: AdafactorConfig, params: list[Parameter]) -> Self:
+    def build(cls, cfg: AdafactorConfig, groups: Groups) -> Self:
         """Build it; see ``Adam.build``.
 
         Raises:
@@ -160,7 +196,7 @@ class Adafactor(torch.optim.Optimizer):
             raise ConfigError(f"optimizer.adafactor_eps={cfg.adafactor_eps} must be two numbers")
         if cfg.warmup_init and not cfg.relative_step:
             raise ConfigError("optimizer.warmup_init needs optimizer.relative_step=true")
-        return cls(params, cfg)
+        return cls(groups, cfg)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -168,23 +204,23 @@ class Adafactor(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self._update(param, param.grad, group["lr"])
+                    self._update(param, param.grad, group)
 
-    def _update(self, param: Tensor, grad: Tensor, lr: float) -> None:
-        cfg, state = self.cfg, self.state[param]
+    def _update(self, param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> None:
+        cfg, state, lr, weight_decay = self.cfg, self.state[param], group["lr"], group["weight_decay"]
         grad = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
         step = state["step"] = state.get("step", 0) + 1
         update = self._precondition(grad, state, beta2=1.0 - step**cfg.decay_rate)
         update.div_((_rms(update) / cfg.clip_threshold).clamp_(min=1.0))
         if cfg.relative_step:
-            lr = min(1e-6 * step if cfg.warmup_init else 1e-2, 1.0 / math.sqrt(step))
+            lr = min(1e-6 * step if cfg.warmup_init else 1e-2, 1.0 / math.sqrt(step)) * group.get("lr_scale", 1.0)
         scale = _rms(param).clamp_(min=cfg.adafactor_eps[1]) * lr if cfg.scale_parameter else lr
         update.mul_(scale)
         if cfg.beta1:
             mean = state.setdefault("exp_avg", torch.zeros_like(grad))
             update = mean.mul_(cfg.beta1).add_(update, alpha=1 - cfg.beta1)
-        if cfg.weight_decay:
-            param.mul_(1 - lr * cfg.weight_decay)
+        if weight_decay:
+            param.mul_(1 - lr * weight_decay)
         param.sub_(update)
 
     def _precondition(self, grad: Tensor, state: dict[str, Any], beta2: float) -> Tensor:

@@ -24,8 +24,9 @@ from seqgen.config.generation import keys_tagged
 from seqgen.config.options import NOT_IN_TRAINING
 from seqgen.config.values import changed
 from seqgen.core.errors import ConfigError
+from seqgen.core.member import encode
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
+from seqgen.core.structures import Batch, EncoderOut, Hypothesis, map_tensors
 from seqgen.decoding.building import Resources
 from seqgen.decoding.search.sampling import RandomSearch
 from seqgen.text.reranking import Utility, compare_texts, utility_from_config
@@ -256,9 +257,8 @@ class SequenceCriterion(Criterion):
         if not rows:
             nothing = torch.zeros(shape, device=batch.ids.device)
             return Rescored(nothing, nothing.bool(), nothing.bool())
-        source, encoder_out = batch.source, None
-        if has_default_forward(model):
-            encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+        source = batch.source
+        encoder_out = encode(model.encoder, source) if has_default_forward(model) else None
         sides = [side.numel() for side in (source.src_tokens, batch.target) if side is not None]
         parts = _parts(rows, max(*sides, longest))
         missing = self.context.passes(model, len(parts)) - len(parts)
@@ -312,7 +312,7 @@ def _collated(model: EncoderDecoderModel, batch: Batch, rows: Sequence[_Row], en
     assert batch.prev_output_tokens is not None
     previous = torch.cat([batch.prev_output_tokens[chosen, :1], target[:, :-1]], dim=1)
     own = None if encoder_out is None else model.encoder.reorder_encoder_out(encoder_out, chosen)
-    source = Source(batch.source.src_tokens[chosen], batch.source.src_lengths[chosen], own)
+    source = replace(map_tensors(replace(batch.source, encoder_out=None), lambda one: one[chosen]), encoder_out=own)
     return Batch(batch.ids[chosen], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
 
 

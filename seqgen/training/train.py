@@ -15,7 +15,7 @@ from seqgen.config import TrainConfig
 from seqgen.system.processes import HANGUP, NotedSignals
 from seqgen.task import Task
 from seqgen.training.distributed import LostRanksError, group_from_environment, join, leave
-from seqgen.training.training_loop import TrainingRun
+from seqgen.training.training_loop import TrainingLoop
 
 _NOTE = b"\nstopping after this update and saving; a second signal stops immediately\n"
 
@@ -78,7 +78,7 @@ def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str
     try:
         with StopSignals(second_ends=group.world_size == 1) as signals:  # torchrun sends a second signal
             try:
-                return TrainingRun(cfg, task, folder, device, group, signals).run()
+                return TrainingLoop(cfg, task, folder, device, group, signals).run()
             except LostRanksError:
                 # torchrun ends all processes by a signal because of the error of one, which has been shown
                 deadline = time.monotonic() + 5

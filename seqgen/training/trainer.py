@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from seqgen.config import TrainConfig
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
-from seqgen.modules.inspection import freeze, num_parameters
+from seqgen.decoding.building import name_key_in_errors
+from seqgen.modules.inspection import names_like, num_parameters
 from seqgen.modules.linear import TRAINING
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.system.devices import out_of_memory, seed_everything
@@ -26,7 +27,7 @@ from seqgen.training import distributed
 from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, check_out, sum_outs
 from seqgen.training.distributed import LossModule, PlainCopy, ProcessGroup
 from seqgen.training.lr_schedulers import LRScheduler
-from seqgen.training.optimizers import EMA
+from seqgen.training.optimizers import EMA, parameter_groups
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
@@ -70,6 +71,8 @@ class Trainer:
 
     Attributes:
         update: number of updates made so far.
+        lr: the learning rate in place of that of the schedule; ``None`` for the schedule.
+        frozen: names of parameters that updates leave as they are, besides those of ``optimization.freeze``.
         sharded: whether each rank has only a part of the weights.
         ema: the exponential moving average of the weights; ``None`` if ``optimization.ema_decay`` is 0.
 
@@ -86,14 +89,27 @@ class Trainer:
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
         self.criterion.begin_training(model)
         self.criterion.module.to(next(model.parameters()))
-        _freeze(model, cfg.optimization.freeze)
+        self._frozen_until = _freeze(model, cfg.optimization.freeze)
         decay = cfg.optimization.ema_decay
         self.ema = EMA(model, decay) if decay else None
         self._parallelize(model)
         every = (*model.named_parameters(), *self.criterion.module.named_parameters("criterion"))
         self.named_params = {name: param for name, param in every if param.requires_grad}
         self.params = list(self.named_params.values())
-        self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, self.params)  # type: ignore[attr-defined]
+        self.lr: float | None = None
+        self.frozen: set[str] = set()
+        with name_key_in_errors("optimization.groups"):
+            groups = parameter_groups(self.named_params, cfg.optimization.groups, self.names_like)
+        self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, groups)  # type: ignore[attr-defined]
+        kept = [(*map(id, group["params"]), group.get("lr_scale")) for group in self.optimizer.param_groups]
+        if kept != [(*map(id, group["params"]), group.get("lr_scale")) for group in groups]:
+            name = OPTIMIZERS.of(cfg.optimizer).name
+            raise ConfigError(f"optimizer={name} must keep the groups that its method build receives; pass them on")
+        if cfg.common.fp16 and getattr(self.optimizer, "needs_closure", False):
+            name = OPTIMIZERS.of(cfg.optimizer).name
+            raise ConfigError(
+                f"optimizer={name} needs several gradients, so common.fp16 must be false; use common.bf16"
+            )
         self.scheduler: LRScheduler = LR_SCHEDULERS.of(cfg.lr_scheduler).component(cfg.lr_scheduler, cfg.optimization)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7, enabled=cfg.common.fp16)
         self.update = 0
@@ -126,6 +142,23 @@ class Trainer:
         self._loss_module: Any = distributed.parallelize(loss, sharding, self.group, self.device)
         if self.sharded and self.ema is not None:
             distributed.parallelize(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
+
+    def names_like(self, patterns: Iterable[str]) -> set[str]:
+        """The names of the parameters that are trained and match a pattern, such as ``encoder.*``.
+
+        Raises:
+            ConfigError: a pattern matches no parameter that is trained.
+        """
+        found = {
+            pattern: {*names} & {*self.named_params} for pattern, names in names_like(self.model, patterns).items()
+        }
+        if lost := [pattern for pattern, names in found.items() if not names]:
+            raise ConfigError(f"optimization.freeze freezes all parameters {lost[0]!r}; remove one of the two patterns")
+        return {name for names in found.values() for name in names}
+
+    def lr_at(self, epoch: int) -> float:
+        """The learning rate of the next update, in an epoch (from 1)."""
+        return self.scheduler.lr_at(self.update, epoch) if self.lr is None else self.lr
 
     @property
     def eval_model(self) -> EncoderDecoderModel:
@@ -194,7 +227,7 @@ class Trainer:
                 too many updates in a row were skipped.
         """
         self._loss_module.train()
-        result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
+        result = UpdateResult(lr=self.lr_at(epoch))
         self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes, {}))
         steps = self.criterion.optimizer_steps
         for self._optimizer_step in range(steps):
@@ -210,24 +243,51 @@ class Trainer:
 
     def _make_step(self, result: UpdateResult, batches: Sequence[Batch | None], spare: Spare) -> None:
         """Make an optimizer step and add its values to the result."""
+        sums, problem = self._gradient(result, batches, spare)
+        if problem:
+            return self._leave_out(result, problem, expected=not sums)
+        for name, value in sums.items():
+            result.sums[name] = result.sums.get(name, 0.0) + value
+        return self._step(result, lambda: self._gradient_again(result, batches, spare))
+
+    def _gradient(
+        self, result: UpdateResult, batches: Sequence[Batch | None], spare: Spare
+    ) -> tuple[dict[str, float], str]:
+        """Compute the gradient of the mean loss, clipped.
+
+        Args:
+            result: gets the gradient's norm.
+            batches: see ``train_update``.
+            spare: see ``train_update``.
+
+        Returns:
+            The sums over the batches; and the reason to skip the update, empty if there is none. The sums are empty if
+            the batches could not be computed.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         outs, problem = self._gradients(batches, spare)
         if problem:
-            return self._leave_out(result, problem, expected=True)
+            return {}, problem
         ids = [batch.ids for batch in batches if batch is not None]
         local_sums, losses = sum_outs(outs)
         sums = self.group.sum(local_sums)
-        for name, value in sums.items():
-            result.sums[name] = result.sums.get(name, 0.0) + value
         if not math.isfinite(sums["loss"]):
             bad = self._sentences([part for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss)])
-            return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {bad}")
+            return sums, f"the loss is {sums['loss']} on a batch with the sentences {bad}"
+        for name in self.frozen.union(*(names for until, names in self._frozen_until if self.update < until)):
+            self.named_params[name].grad = None
         self.scaler.unscale_(self.optimizer)
         result.gnorm = float(self._normalize_gradients(sums["sample_size"]))
         if not math.isfinite(result.gnorm) and not self.scaler.is_enabled():
-            every = self._sentences(ids)
-            return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {every}")
-        return self._step(result)
+            return sums, f"the gradient's norm is {result.gnorm} on the sentences {self._sentences(ids)}"
+        return sums, ""
+
+    def _gradient_again(self, result: UpdateResult, batches: Sequence[Batch | None], spare: Spare) -> float:
+        """Compute the gradient with the present weights, for an optimizer that needs several; return the mean loss."""
+        sums, problem = self._gradient(result, batches, spare)
+        if problem:  # the optimizer has changed the weights, so that the update cannot be skipped
+            raise NonFiniteError(f"update {self.update + 1}: {problem}, after the optimizer had changed the weights")
+        return sums["loss"] / (sums["sample_size"] or 1.0)
 
     def _gradients(self, batches: Sequence[Batch | None], spare: Spare) -> tuple[list[CriterionOut], str]:
         """Add the gradients of batches, those of all ranks with the last one.
@@ -280,7 +340,8 @@ class Trainer:
     def _normalize_gradients(self, sample_size: float) -> Tensor:
         """Divide the gradients by the sample size and clip them, in one pass; return the L2 norm before clipping."""
         sample_size /= self.group.world_size  # the gradients are means over the ranks
-        grads = [param.grad for param in self.params if param.grad is not None]
+        if not (grads := [param.grad for param in self.params if param.grad is not None]):
+            raise ConfigError(f"all parameters are frozen in update {self.update + 1}; let some of them be trained")
         with self.group.collective():
             norm: Tensor = distributed.gather_whole(torch.nn.utils.get_total_norm(grads)) / sample_size
         clip = self.cfg.optimization.clip_norm
@@ -288,9 +349,12 @@ class Trainer:
         torch._foreach_mul_([distributed.local(grad) for grad in grads], factor / sample_size)
         return norm
 
-    def _step(self, result: UpdateResult) -> None:
+    def _step(self, result: UpdateResult, gradient_again: Callable[[], float]) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = result.lr * group.get("lr_scale", 1.0)
+        if getattr(self.optimizer, "needs_closure", False):
+            self.optimizer.step(gradient_again)
+            return
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if not math.isfinite(result.gnorm):
@@ -326,7 +390,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The training state without ``weights``: nested plain values and tensors. All ranks call this."""
-        state, names = self.optimizer.state_dict(), list(self.named_params)
+        state, names = self.optimizer.state_dict(), self._names_in_order()
         gather = functools.partial(distributed.gather_tensors, keep=self.group.is_main)
         with self.group.collective():
             values = {names[int(index)]: gather(value) for index, value in state["state"].items()}
@@ -335,6 +399,8 @@ class Trainer:
         return {
             "update": self.update,
             "skips": self.skips,
+            "lr": self.lr,
+            "frozen": sorted(self.frozen),
             "onednn": TRAINING.onednn,
             "criterion": self.criterion.state_dict(),
             "criterion_weights": of_criterion,
@@ -369,15 +435,24 @@ class Trainer:
         self.update, self.skips, TRAINING.onednn = state["update"], state["skips"], state["onednn"]
         self.criterion.load_state_dict(state["criterion"])
 
+    def load_steering(self, state: dict[str, Any]) -> None:
+        """Restore what observers have changed, see ``TrainingRun``; ``state`` is what ``state_dict`` returned."""
+        self.lr, self.frozen = state["lr"], set(state["frozen"])
+
     def load_initial(self, model: EncoderDecoderModel) -> None:
         """Begin with the weights of a model of the same architecture, also as the average of the weights."""
         for one in (self.model, self.eval_model):
             if one is not model:
                 distributed.load(one, model.state_dict(), "the weights to begin with")
 
+    def _names_in_order(self) -> list[str]:
+        """The names of the parameters in the order of the optimizer's groups."""
+        names = {id(param): name for name, param in self.named_params.items()}
+        return [names[id(param)] for group in self.optimizer.param_groups for param in group["params"]]
+
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         current = self.optimizer.state_dict()
-        indices = {name: index for index, name in enumerate(self.named_params)}
+        indices = {name: index for index, name in enumerate(self._names_in_order())}
         groups = []
         for group, values in zip(current["param_groups"], saved["groups"], strict=True):
             # JSON has no tuples; fused and foreach depend on the device, not on the run
@@ -390,11 +465,27 @@ class Trainer:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:
-    """Freeze the parameters that ``optimization.freeze`` names."""
-    try:
-        freeze(model, patterns)
-    except ConfigError as error:
-        raise ConfigError(f"optimization.freeze: {error}") from None
+def _freeze(model: EncoderDecoderModel, entries: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """Freeze the parameters that ``optimization.freeze`` names.
+
+    Returns:
+        Those that are frozen for a while: the number of updates, and their names.
+    """
+    until: dict[str, int] = {}
+    with name_key_in_errors("optimization.freeze"):
+        for pattern, colon, updates in (each.partition(":") for each in entries):
+            if [each.partition(":")[0] for each in entries].count(pattern) > 1:
+                raise ConfigError(f"{pattern} is given twice; remove one")
+            if colon and not updates.isdecimal():
+                raise ConfigError(f"{updates!r} after {pattern}: is no number of updates, such as {pattern}:1000")
+            until |= {pattern: int(updates)} if colon else {}
+        found = names_like(model, [each.partition(":")[0] for each in entries])
+    named = dict(model.named_parameters())
+    for pattern in found.keys() - until.keys():
+        for name in found[pattern]:
+            named[name].requires_grad_(False)
     if not num_parameters(model, trainable_only=True):
-        raise ConfigError(f"optimization.freeze=[{','.join(patterns)}] leaves no parameter to train; remove a pattern")
+        raise ConfigError(f"optimization.freeze=[{','.join(entries)}] leaves no parameter to train; remove a pattern")
+    return [
+        (updates, [name for name in found[pattern] if named[name].requires_grad]) for pattern, updates in until.items()
+    ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import time
-from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import initialize
-from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights
+from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, read_training_state, read_weights
+from seqgen.checkpoints.serialization import pack
 from seqgen.config import TrainConfig
-from seqgen.core.errors import CheckpointError, DataError, ResourceError
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError
 from seqgen.core.structures import Batch
 from seqgen.modules.inspection import num_parameters
 from seqgen.modules.linear import TRAINING
@@ -26,15 +29,17 @@ from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.training.batches import RunBatches
 from seqgen.training.distributed import ProcessGroup, unused_keys
-from seqgen.training.progress import Divergence, Meter
+from seqgen.training.observers import TrainingObserver, build_observers
+from seqgen.training.progress import Divergence, ProgressLines
 from seqgen.training.run_log import RunLog, is_better, lower_is_better
+from seqgen.training.tensorboard import TensorBoard
 from seqgen.training.trainer import Trainer
-from seqgen.training.triggers import Triggers
+from seqgen.training.training_run import Requests, TrainingRun
 from seqgen.training.validation import Interrupted, Validator, pick
 
 
-class TrainingRun:
-    """The training of a run in one process; with several processes, each has an instance.
+class TrainingLoop(TrainingRun):
+    """The loop of a training in one process; with several processes, each has an instance.
 
     Args:
         cfg: the whole configuration.
@@ -57,25 +62,27 @@ class TrainingRun:
         group: ProcessGroup,
         signals: NotedSignals,
     ):
-        self.cfg, self.task, self.folder, self.group, self.signals = cfg, task, folder, group, signals
         seed_everything((cfg.common.seed,))
         model = task.build_model(cfg.model).to(device)
-        self.trainer = Trainer(cfg, task, model, device, group)
-        self.triggers = Triggers(cfg)
-        batches = RunBatches(cfg, task, model, group)
-        self.iterator = batches.train()
+        trainer, batches = Trainer(cfg, task, model, device, group), RunBatches(cfg, task, model, group)
+        super().__init__(cfg, task, folder, trainer, batches.train())
+        self.signals = signals
         self.validator = Validator(self.trainer, batches.valid(), lambda: bool(signals.received))
         self.notes = [*unused_keys(cfg.distributed_training, group), *batches.notes]
         self.checkpoints = Checkpoints(folder) if group.is_main else None
-        self.saved = time.monotonic()
-        self.meter = Meter()
-        self.best: float | None = None
         self.start: float | None = None  # the score before the first update, if it was computed
-        self.divergence = Divergence(math.log(len(task.target_dictionary)))  # of this process
-        self.stale = 0  # number of validations since the best one
         # whether the last update, whose validation and saving are to be done, ended its epoch; ``None`` if none are
         self.pending: bool | None = None
-        self.log: RunLog
+        self.own_observers = build_observers(cfg.training)
+        self.observers: list[TrainingObserver] = []
+        if group.is_main:
+            log = RunLog(folder, cfg.checkpoint.best_checkpoint_metric, task.metric_signatures())
+            divergence = Divergence(math.log(len(task.target_dictionary)))
+            lines = ProgressLines(cfg.common.log_format)
+            self.observers = [log, *([TensorBoard()] if cfg.common.tensorboard else []), lines, divergence]
+        self.observers += self.own_observers.values()
+
+    # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Train until there is a reason to stop.
@@ -86,30 +93,37 @@ class TrainingRun:
         Raises:
             UserError: see ``train.train``.
         """
-        is_resumed = self._resume()
-        if not is_resumed and self.cfg.checkpoint.finetune_from:
+        state = self._resume()
+        self.resumed = state is not None
+        if not self.resumed and self.cfg.checkpoint.finetune_from:
             self._begin_with(self.cfg.checkpoint.finetune_from)
         TRAINING.choose()
-        total = self.triggers.total_updates(self._updates_in_epoch())
-        signatures, update = self.task.metric_signatures(), self.trainer.update if is_resumed else -1
-        self.log = RunLog(self.folder, update, self.cfg, signatures, total, self.group.is_main)
+        self.total = self.triggers.total_updates(self._updates_in_epoch())
         self._announce()
+        reason, self.epoch = "", self.iterator.epoch
+        begun: list[TrainingObserver] = []
         try:
+            for observer in self.observers:
+                observer.begin(self)
+                begun.append(observer)
+            self._restore_observers(state)
             # validation has fixed kernels, so that a resumed run gets the same scores
             with KERNEL_CHOICE.off():
-                reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
-                while not reason:
-                    reason = self._epoch()
-            self._log_stop(reason)
+                stopped = self._catch_up() or self._limit(self.iterator.epoch - 1)
+                while not stopped:
+                    stopped = self._epoch()
+            reason, self.epoch = stopped, self.iterator.epoch
         finally:
-            self.log.call_tensorboard("close")
+            for observer in begun:
+                observer.end(self, reason)
         return self.signals.exit_code if reason == "interrupted" else 0
-
-    # -- the loop -------------------------------------------------------------------------------------------------
 
     def _epoch(self) -> str:
         """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
-        epoch = self.iterator.epoch
+        epoch = self.epoch = self.iterator.epoch
+        if not self.iterator.first + self.iterator.consumed:
+            for observer in self.observers:
+                observer.epoch(self)
         freq = self.triggers.update_freq(epoch)
         rounds = self.iterator.rounds
         with closing(iter(self.iterator)) as batches:
@@ -130,15 +144,13 @@ class TrainingRun:
             result = self.trainer.train_update(group, epoch, self.iterator.spare)
         self.meter.add(result, time.perf_counter() - begun)
         if result.skipped:
-            self.log.message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
+            self.message(f"update {self.update + 1} was skipped: {result.skipped}")
             return False
-        update = self.trainer.update
-        record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
-        self._note_divergence(record, due)
-        if due:
+        self.means, self.due = {**self.meter.record(), "lr": result.lr}, self.update % self.cfg.common.log_interval == 0
+        if self.due:
             self.meter.reset()
-        left = self.triggers.seconds_left(update, self.log.total, self.meter.seconds)
-        self.log.update(update, epoch, record, due, left, self._seconds_to_save())
+        for observer in self.observers:
+            observer.update(self, result)
         return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
@@ -151,25 +163,30 @@ class TrainingRun:
         Returns:
             The reason to stop, empty if there is none.
         """
-        left = self._seconds_to_save()
-        asked = self.group.gather((bool(self.signals.received), left is not None and left <= 0))  # clocks differ
-        if any(stop for stop, _ in asked):
+        self.epoch, left = epoch, self.seconds_to_save()
+        # clocks differ
+        asked = self.group.gather((bool(self.signals.received), left is not None and left <= 0, self.requests))
+        if any(stop for stop, *_ in asked):
             return self._interrupt(ended)
-        place = self.trainer.update, epoch, ended
+        place = self.update, epoch, ended
         completed = epoch if ended else epoch - 1
-        limit = self._limit(completed)
+        requests = functools.reduce(operator.or_, (one for *_, one in asked))
+        self.requests = Requests()
+        limit = self._limit(completed) or requests.stop
         improved = False
         validates = self.cfg.dataset.validate_interval or self.cfg.dataset.validate_interval_updates
-        if any(self.triggers.due("validate", *place)) or (limit and validates):
+        if any(self.triggers.due("validate", *place)) or requests.validate or (limit and validates):
             try:
                 improved = self._validate(epoch)
-            except Interrupted:
-                return self._interrupt(ended)
-            except ResourceError:  # save the updates before reporting the error
-                self._interrupt(ended)
+            except (Interrupted, ResourceError) as error:  # save the updates before reporting an error
+                self.requests = requests
+                stopped = self._interrupt(ended)
+                if isinstance(error, Interrupted):
+                    return stopped
                 raise
-            limit = limit or self._limit(completed)
-        if improved or limit or asked[0][1] or any(self.triggers.due("save", *place)):
+            requests, self.requests = requests | self.requests, Requests(validate=self.requests.validate)
+            limit = limit or self._limit(completed) or requests.stop
+        if improved or limit or asked[0][1] or requests.save or any(self.triggers.due("save", *place)):
             self._save(self.triggers.checkpoint_names(*place, improved))
         return limit
 
@@ -214,18 +231,10 @@ class TrainingRun:
         if not self.trainer.update:
             self.start = score
         worse = self.start is not None and is_better(self.start, score, metric)
-        rank = "worse than the start" if worse else "best so far" * improved
-        self.log.validation(self.trainer.update, epoch, result, rank)
-        self._note_divergence(result.scores, due=False)
+        result.rank = "worse than the start" if worse else "best so far" * improved
+        for observer in self.observers:
+            observer.validation(self, result)
         return improved
-
-    def _seconds_to_save(self) -> float | None:
-        """Seconds until a checkpoint is due by ``checkpoint.save_interval_minutes``; ``None`` if that is 0.
-
-        The clocks of the ranks differ.
-        """
-        minutes = self.cfg.checkpoint.save_interval_minutes
-        return self.saved + 60 * minutes - time.monotonic() if minutes else None
 
     def _save(self, names: list[str]) -> None:
         """Save checkpoints under these names and delete those that are too old; all ranks call this."""
@@ -235,7 +244,8 @@ class TrainingRun:
             self.checkpoints.prune("epoch", self.cfg.checkpoint.keep_last_epochs)
             self.checkpoints.prune("update", self.cfg.checkpoint.keep_interval_updates)
         self.saved = time.monotonic()
-        self.log.call_tensorboard("flush")
+        for name, observer in itertools.product(names, self.observers):
+            observer.checkpoint(self, self.folder / FOLDER / name)
 
     def _state(self) -> dict[str, Any]:
         """The training state without the weights; see ``Trainer.state_dict``."""
@@ -247,6 +257,8 @@ class TrainingRun:
             "start": self.start,
             "stale": self.stale,
             "pending": self.pending,
+            "requests": asdict(self.requests),
+            "observers": {name: observer.state_dict() for name, observer in self.own_observers.items()},
             "processes": self.group.world_size,
             "batches_in_update": self._batches_in_update(),
         }
@@ -262,15 +274,28 @@ class TrainingRun:
             self.notes += filter(None, [self.iterator.load_state_dict(state["iterator"])])
             self.meter.load_state_dict(state["meter"])
             self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
-            self.start = state.get("start")
+            self.start, self.requests = state.get("start"), Requests(**state["requests"])
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path}: its training state does not belong to this run ({type(error).__name__}: "
                 f"{str(error)[:200]}); if you delete {path}, the run continues from an older checkpoint"
             ) from error
 
-    def _resume(self) -> bool:
-        """Resume from the newest checkpoint that all ranks can read; return false if there is no checkpoint.
+    def _restore_observers(self, state: dict[str, Any] | None) -> None:
+        """Restore what ``begin`` of the observers may have changed, if the run was continued; check their states."""
+        if state is not None:
+            self.trainer.load_steering(state)
+            self.iterator.dataset.load_state_dict(state["iterator"]["dataset"]["next"])
+        for name, observer in self.own_observers.items():
+            try:
+                if state is not None:
+                    observer.load_state_dict(state["observers"][name])
+                pack(observer.state_dict())
+            except (AttributeError, LookupError, TypeError) as error:
+                raise ConfigError(f"training observer {name}: its state: {type(error).__name__}: {error}") from error
+
+    def _resume(self) -> dict[str, Any] | None:
+        """Resume from the newest checkpoint that all ranks can read; return its state, or ``None`` without one.
 
         Raises:
             CheckpointError: there are some, but none can be read.
@@ -286,11 +311,11 @@ class TrainingRun:
                 self._load_state(path, weights, state)
                 self.notes += [f"{said}; an older checkpoint is used in its place" for said in damaged]
                 self.notes.append(f"resuming from {path} at update {self.trainer.update}{self._regrouped(state)}")
-                return True
+                return state
             damaged.append(problem)
         if damaged:
             raise CheckpointError(f"no checkpoint of this run can be read: {damaged[0]}")
-        return False
+        return None
 
     def _begin_with(self, given: str) -> None:
         """Begin with the weights of a trained model, to fine-tune them."""
@@ -325,46 +350,19 @@ class TrainingRun:
             + (f"; since this changes the run, {again}" if any(self.folder.glob("checkpoints/*/")) else "")
         )
 
-    # -- messages and records -------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
         for note in self.notes:
-            self.log.message(note)
+            self.message(note)
         params = sum(param.numel() for param in self.trainer.params)
-        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
-        update = self.trainer.update
-        self.log.write("resume" if update else "start", update, self.iterator.epoch, values)
         frozen = num_parameters(self.trainer.model) - num_parameters(self.trainer.model, trainable_only=True)
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
-        self.log.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
-
-    def _note_divergence(self, scores: Mapping[str, float], due: bool) -> None:
-        """Say once if training diverges."""
-        if self.divergence.notices(loss := scores["nll_loss"], due):
-            best = min(self.divergence.first, self.divergence.best)
-            self.log.message(
-                f"training diverges: at update {self.trainer.update} the loss is {loss:.4g} nats per token, {best:.4g} "
-                "before; stop it (Ctrl-C) and start a new run with a lower optimization.lr, more "
-                "lr_scheduler.warmup_updates or a lower optimization.clip_norm"
-            )
-
-    def _log_stop(self, reason: str) -> None:
-        values = {"reason": reason, "seconds": round(self.meter.seconds, 1)}
-        self.log.write("stop", self.trainer.update, self.iterator.epoch, values)
-        metric = self.cfg.checkpoint.best_checkpoint_metric
-        best = "" if self.best is None else f", best {metric} {self.best:.4g}"
-        self.log.message(
-            f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}"
-        )
+        self.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 
     def _updates_in_epoch(self) -> int:
         """Number of updates in the current epoch: that of the rank with the most batches."""
-        return math.ceil(self._rounds_in_epoch() / self.triggers.update_freq(self.iterator.epoch))
-
-    def _rounds_in_epoch(self) -> int:
-        """Number of batches in the whole current epoch, of the rank with the most batches."""
-        batches: int = self.iterator.state_dict()["batches"]
-        return math.ceil(batches / self.group.world_size)
+        return math.ceil(self.batches_in_epoch / self.triggers.update_freq(self.iterator.epoch))
 
     def _batches_in_update(self) -> int:
         """Number of batches in one update, over all ranks."""

@@ -50,10 +50,12 @@ class ValidationResult:
     Attributes:
         scores: the scores by name.
         samples: some decoded sentences.
+        rank: how the score that ranks checkpoints compares with earlier ones, in words; may be empty.
     """
 
     scores: dict[str, float]
     samples: list[Sample] = field(default_factory=list)
+    rank: str = ""
 
 
 def pick(scores: Mapping[str, float], metric: str) -> float:

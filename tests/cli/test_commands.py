@@ -103,23 +103,6 @@ def test_scores_end_the_report(runs: Path, data: Path, tmp_path: Path) -> None:
     assert lines[1] == "T-0\t" + sentences(400, 1)[0][1]
 
 
-@pytest.mark.parametrize(
-    "combination", [["generation.combination=log", "combination.weights=[3,1]"], ["combination.weights=[1,2]"]]
-)
-def test_the_scorer_command_gives_the_generators_scores(
-    combination: list[str], runs: Path, data: Path, tmp_path: Path
-) -> None:
-    path = f"path=[{runs}/fconv,{runs}/transformer]"
-    found = command("generate", path, f"input={data}/test.en", "format=json", *combination).out.splitlines()
-    best = [json.loads(line)["hypotheses"][0] for line in found]
-    (tmp_path / "h.de").write_text("".join(f"{h['text']}\n" for h in best))
-    outcome = command("score", path, f"source={data}/test.en", f"reference={tmp_path}/h.de", *combination)
-    assert outcome.code == 0, outcome.err
-    for record, hypothesis in zip(map(json.loads, outcome.out.splitlines()), best, strict=True):
-        if record["tokens"] == hypothesis["tokens"]:  # the tokenizer may segment the text differently from the model
-            assert record["score"] == pytest.approx(hypothesis["score"], abs=1e-5)
-
-
 def test_the_scorer_command_combines_as_the_first_model_is_combined(runs: Path, data: Path, tmp_path: Path) -> None:
     def scores(first: Path, *keys: str) -> list[float]:
         files = (f"source={data}/test.en", f"reference={data}/test.de")
@@ -131,6 +114,7 @@ def test_the_scorer_command_combines_as_the_first_model_is_combined(runs: Path, 
     plain = runs / "fconv"
     assert scores(own) == pytest.approx(scores(plain, "generation.combination=log"), abs=1e-6)
     assert scores(own) != pytest.approx(scores(plain), abs=1e-3)
+    assert scores(plain, "combination.weights=[3,1]") != pytest.approx(scores(plain), abs=1e-3)
     assert scores(own, "generation.combination=probability") == pytest.approx(scores(plain), abs=1e-6)
 
 
@@ -176,17 +160,6 @@ def test_preparing_then_training_encodes_nothing_again(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_training_again_resumes_and_refuses_another_configuration(data: Path, tmp_path: Path) -> None:
-    arguments = [*training_arguments(data, tmp_path / "run"), *SMALL_FCONV]
-    assert command("train", *arguments, "optimization.max_update=3").code == 0
-    refused(command("train", *arguments, "optimization.max_update=6", "optimization.lr=[1e-2]"), "optimization.lr")
-    assert command("train", *arguments, "optimization.max_update=6").code == 0
-    arguments = [*training_arguments(data, tmp_path / "one"), *SMALL_FCONV]
-    assert command("train", *arguments, "optimization.max_update=6").code == 0
-    resumed, one = (tmp_path / name / "checkpoints" / "last" / "model.safetensors" for name in ("run", "one"))
-    assert resumed.read_bytes() == one.read_bytes()
-
-
 def test_a_run_gives_its_model_its_tokenizer_and_its_task_to_a_new_one(runs: Path, tmp_path: Path) -> None:
     """The new text is too small for a vocabulary of its own."""
     for language, text in (("en", "the dog sees a man\n"), ("de", "der Hund sieht einen Mann\n")):
@@ -203,19 +176,6 @@ def test_a_run_gives_its_model_its_tokenizer_and_its_task_to_a_new_one(runs: Pat
         assert new.config.task.source_lang == "en"
     refused(command("train", f"run_dir={tmp_path / 'x'}", *keys, "model=transformer_tiny"),
             "these are the weights of a model=fconv, and the model here is a TransformerModel")  # fmt: skip
-
-
-def test_a_plugin_is_trained_decoded_and_listed(tmp_path: Path) -> None:
-    examples = Path(__file__).parent.parent.parent / "examples"
-    listed = command("train", "--help", "all", f"common.user_dir={examples}/lstm.py").out
-    assert "model=lstm (presets: lstm_tiny)" in listed
-    plugin = f"common.user_dir={examples}/dates.py"
-    keys = (plugin, *SMALL_FCONV, "optimization.max_update=9", "common.threads=1")
-    outcome = command("train", f"run_dir={tmp_path}/dates", "task=dates", *keys)
-    assert outcome.code == 0, outcome.err
-    decoded = command("generate", f"path={tmp_path}/dates", plugin, "input=-", stdin=b"the 3rd\n")
-    assert decoded.code == 0, decoded.err
-    assert decoded.out.count("\n") == 1
 
 
 class TestRefused:

@@ -15,7 +15,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.cli import convert
 from seqgen.cli.record import model_digests
 from seqgen.cli.train import with_checkpoint
-from tests.commands import command, refused, sentences
+from tests.commands import command, refused
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
 
 
@@ -56,26 +56,6 @@ def test_separate_dictionaries(tmp_path: Path) -> None:
     printed = shlex.split(next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: ")))[2:]
     assert "task.joined_dictionary=false" in with_checkpoint(printed)
     assert decode(tmp_path / "run", tmp_path) == decode(path, tmp_path)
-
-
-def test_the_run_is_fine_tuned_by_the_command_that_is_printed(checkpoint: Path, tmp_path: Path) -> None:
-    run, new = tmp_path / "run", tmp_path / "new"
-    outcome = command("convert", f"path={checkpoint}", f"output={run}")
-    assert outcome.code == 0, outcome.err
-    for split, start in (("train", 0), ("valid", 60)):
-        for side, language in enumerate(("en", "de")):
-            words = [f"w{len(pair[side]) % 20} w{n % 20}\n" for n, pair in enumerate(sentences(start, 60))]
-            (tmp_path / f"{split}.{language}").write_text("".join(words))
-    printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
-    program, *words = shlex.split(printed.removeprefix("fine-tune: "))
-    assert program == "seqgen-train"
-    changes = {"run_dir": str(new), "task.train": str(tmp_path / "train"), "task.valid": str(tmp_path / "valid")}
-    arguments = [f"{key}={changes.get(key, value)}" for key, _, value in (word.partition("=") for word in words)]
-    keys = ("optimization.max_update=3", "common.log_format=lines", "common.threads=1", "task.workers=1")
-    trained = command("train", *arguments, *keys)
-    assert trained.code == 0, trained.err
-    assert "starting from the weights of" in trained.err + trained.out
-    decode(new, tmp_path)
 
 
 def test_a_checkpoint_that_does_not_name_its_languages(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError
 from tests.commands import Outcome, command, refused
-from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
 
 SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 STDIN = "".join(line + "\n" for line in SOURCES).encode()
@@ -74,12 +73,6 @@ def test_json_tells_how_and_what_each_member_says(runs: Path) -> None:
     assert not {"model_score", "member_scores", "utility"} & set(plain), "they would say nothing new"
     sharp = records(generate(runs / "fconv", "format=json", "generation.temperature=0.5"))[0]["hypotheses"][0]
     assert abs(sharp["model_score"] - sharp["score"]) > 1e-3
-
-
-def test_a_draft_changes_nothing(runs: Path) -> None:
-    plain = generate(runs / "transformer", "generation.beam=1")
-    drafted = generate(runs / "transformer", "generation.beam=1", f"generation.draft={runs}/fconv")
-    assert (drafted.code, drafted.out) == (0, plain.out)
 
 
 def test_a_program_that_waits_for_each_output_gets_it(runs: Path, tmp_path: Path) -> None:
@@ -152,27 +145,3 @@ def test_the_python_that_the_documentation_shows_runs(
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     exec(compile("".join(blocks), str(page), "exec"), {})
     assert "beam=4, nbest=1" in capsys.readouterr().out
-
-
-def test_a_hugging_face_folder(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "t5", "t5", generation={"num_beams": 3, "max_new_tokens": 8})
-    outcome = generate(folder, "format=json", "generation.max_len=12")
-    found = records(outcome)
-    assert "semantics=huggingface" in outcome.err
-    assert not re.search("max_len_b|min_len", outcome.err)
-    assert "model_score" not in found[0]["hypotheses"][0], "it would say nothing new"
-    records(generate(folder, "format=json", "generation.max_len=12", "generation.early_stopping=never"))
-    assert all(record["semantics"] == "huggingface" for record in found)
-    translator = seqgen.Translator(folder)
-    settings = translator.settings()
-    assert (settings.beam, settings.max_len, settings.semantics) == (3, 8, "huggingface")
-    assert [t.text for t in translator.translate(SOURCES, max_len=12, max_len_b=12)] == [
-        record["hypotheses"][0]["text"] if record["hypotheses"] else "" for record in found
-    ]
-    original, tokenizer = tiny_model("t5"), tiny_tokenizer()
-    for text, record in zip(SOURCES, found, strict=True):
-        if text:
-            ids = original.generate(**tokenizer(text, return_tensors="pt"), num_beams=3, max_new_tokens=12)
-            assert record["hypotheses"][0]["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
-    command("convert", f"path={folder}", f"output={tmp_path}/run")
-    assert seqgen.Translator(tmp_path / "run").settings() == settings, "the run is decoded as the folder is"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -69,13 +68,6 @@ def test_names_that_mean_a_format(run: Path, tmp_path: Path) -> None:
     assert generate(run, f"input={tmp_path / 'a.tsv'}").code == 0, "its lines can have fields"
     for name, form in (("o.json", "json"), ("o.jsonl", "json"), ("o.tsv", "tsv")):
         assert generate(run, f"output={tmp_path / name}", f"format={form}").code == 0
-
-
-def test_what_cut_an_output_off_is_reported_by_line(run: Path) -> None:
-    outcome = generate(run, "generation.max_time=1e-9", "format=json")
-    notes = [json.loads(line)["notes"] for line in outcome.out.splitlines()]
-    assert notes == [["the output was cut off after generation.max_time=1e-09"]] * 2
-    assert f"lines 1, 2: {notes[0][0]}\n" in outcome.err
 
 
 EMPTY = "the input has no lines, so the output is empty"

@@ -1,10 +1,11 @@
 """Collation, and going through epochs: exact places, threads that change nothing and end."""
 
 import contextlib
+import copy
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 
 from seqgen.core.errors import DataError
 from seqgen.core.structures import Batch
+from seqgen.data.combined_datasets import PackedDataset
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.pair_dataset import Example, collate
+from seqgen.data.pair_dataset import Dataset, Example, collate
 
 PAD, EOS, START = 1, 2, 7
 
 
-class Numbers:
+class Numbers(Dataset):
     """``n`` examples whose ids depend on position, epoch and seed, as with noise."""
 
     def __init__(self, n: int = 40):
@@ -203,3 +205,48 @@ def test_batches_are_prepared_in_advance() -> None:
     assert len(made) >= 5, "the next batches were prepared in advance"
     assert it.consumed == 1
     del batches
+
+
+class Steered(Numbers):
+    """Numbers whose order follows a state that training changes in place."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift = torch.tensor([shift])
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"shift": self.shift}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.shift = state["shift"]
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        return super().example((position - int(self.shift)) % len(self), epoch=epoch, seed=seed)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_state_counts_from_the_next_epoch_and_is_restored_within_one(pack: bool) -> None:
+    """Every place to resume; the state changes before each epoch and after each batch."""
+
+    def made(shift: int) -> tuple[Steered, EpochIterator]:
+        data = Steered(shift)
+        flat = lambda rows: put_together([one for row in rows for one in (row if pack else [row])])  # noqa: E731
+        return data, EpochIterator(PackedDataset(data, 20) if pack else data, flat, max_tokens=40, num_workers=2)
+
+    def train(data: Steered, it: EpochIterator) -> Iterator[tuple[object, ...]]:
+        while it.epoch < 4:
+            if not it.first + it.consumed:
+                it.state_dict()  # a checkpoint between epochs does not fix the state
+                data.shift += 1
+            for batch in it:
+                data.shift += int(batch.ids[0]) % 5
+                yield content(batch)
+
+    whole = list(train(*made(0)))
+    assert list(map(content, made(1)[1])) == whole[: len(made(1)[1])], "the state before the first batch"
+    for stop in range(1, len(whole)):
+        data, it = made(0)
+        before = list(itertools.islice(train(data, it), stop))
+        data, again = made(17)  # what a new run does before it is restored
+        again.load_state_dict(copy.deepcopy(it.state_dict()))
+        assert before + list(train(data, again)) == whole, stop

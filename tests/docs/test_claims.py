@@ -6,17 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from benchmarks.scaling import main
 from seqgen.cli.convert import ConvertConfig
-from seqgen.config import FastConfig, GenerateConfig, TrainConfig
+from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.keys import known_keys
 from seqgen.registry import GROUPS, SEARCHES
-from tests.conftest import of_installed
 from tests.repository.test_imports import LAYERS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,11 +62,6 @@ def test_layers_are_those_of_the_test_of_imports() -> None:
             assert names <= layer
 
 
-def test_the_page_on_speed_has_every_switch() -> None:
-    named = re.findall(r"`fast\.(\w+)=", PAGES["fast-decoding.md"])
-    assert {field.name for field in fields(FastConfig)} == of_installed(named)
-
-
 def test_the_keys_that_are_named_exist() -> None:
     """On pages for users of other toolkits also those of models, tasks and criteria, which elsewhere are attributes."""
     known = {key for schema in (TrainConfig, GenerateConfig, ConvertConfig) for key, _, _ in known_keys(schema())}
@@ -80,7 +73,7 @@ def test_the_keys_that_are_named_exist() -> None:
     count = 0
     for page, text in {**PAGES, "the README": README}.items():
         kinds = groups | {"search"} if page.startswith("from-") else groups - {"model", "task", "criterion"}
-        named = set(re.findall(rf"\b((?:{'|'.join(sorted(kinds))})\.(?!py\b)[a-z_0-9]+)\b", text))
+        named = set(re.findall(rf"\b((?:{'|'.join(sorted(kinds))})\.(?!(?:py|md)\b)[a-z_0-9]+)\b", text))
         assert named - known - others == set(), page
         count += len(named)
     assert count > 300

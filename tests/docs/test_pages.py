@@ -91,7 +91,8 @@ def run(line: str) -> None:
         return
     name, arguments = words[0].removeprefix("seqgen-"), words[1:]
     if name == "train":
-        translates = {f"task={task}" for task in ("translation", "multilingual_translation", "subword_regularization")}
+        tasks = ("translation", "multilingual_translation", "subword_regularization", "temperature_epochs")
+        translates = {f"task={task}" for task in tasks}
         arguments += [*QUICK, "task.vocab_size=44" if translates & {*arguments} else "task.workers=1"]
         if not any(argument.startswith(("task=", "config=", "checkpoint.", "--")) for argument in arguments):
             arguments.append("task.train_size=200")

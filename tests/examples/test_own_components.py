@@ -96,24 +96,6 @@ def test_a_search_of_the_user_replaces_the_one_that_the_models_keys_imply() -> N
         assert "sampling" in own or shown(translator.translate(TEXTS, search="beam")) == plain
 
 
-def test_settings_of_the_constructor_and_of_a_call() -> None:
-    """Keys of components are put over each other one by one, and go with a component that is replaced."""
-    limits = {"beam": 3, "nbest": 3, "max_len_b": 6}
-    delta, penalty = {"search.delta": 0.25}, {"processor.frequency_penalty.penalty": 2.0}
-    first = {"search": "threshold", "processors": ["frequency_penalty"], **delta, **penalty}
-
-    def with_first(**settings: Any) -> list[list[Any]]:
-        return shown(Translator(text_model(), **limits, **first).translate(TEXTS, **settings))
-
-    def alone(**settings: Any) -> list[list[Any]]:
-        return shown(Translator(text_model(), **limits).translate(TEXTS, **settings))
-
-    assert with_first() == alone(**first)
-    assert with_first(**{"search.delta": 9.0}) == alone(**{**first, "search.delta": 9.0}) != with_first()
-    assert with_first(search="beam") == alone(processors=["frequency_penalty"], **penalty)
-    assert with_first(processors=[]) == alone(search="threshold", **delta)
-
-
 def test_help_lists_the_components_and_their_keys() -> None:
     said = command("train", "--help", "generation", "search", "processor", "observer", FILES).out
     listed = ("generation.search=threshold (presets: threshold_tight)", "search.delta=2.5     ")

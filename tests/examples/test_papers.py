@@ -66,10 +66,14 @@ papers/lora model=lora model.rank=2 model.base=fconv_tiny
 papers/lora model=lora model.rank=2 model.base=llama_tiny
 papers/mc_dropout search=mc_dropout search.rate=0.2
 papers/poisson_beams search=poisson_beams
+papers/pointer_generator model=pointer_generator_tiny
 papers/simultaneous search=wait_k
+papers/smc_steering search=short_words
 papers/stochastic_beam search=stochastic_beam
 papers/watermark processor=watermark
 objectives/actor_critic criterion=actor_critic %d
+objectives/brio criterion=brio %d criterion.margin=0.1
+papers/ctc criterion=ctc model=ctc
 objectives/group_relative criterion=group_relative %d criterion.beta=0.1 criterion.reference=%t
 objectives/mbr_distillation criterion=mbr_distillation %d
 objectives/mbr_distillation criterion=mbr_distillation %d criterion.teacher=%t

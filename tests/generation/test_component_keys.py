@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from seqgen import registry
+from seqgen.config import GenerationConfig
 from seqgen.config.added_options import register_options
 from seqgen.config.options import option
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.combinations import ProbabilityMean
+from seqgen.core.member import MemberSpec
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.rules import StoppingRule
@@ -71,17 +73,21 @@ def test_components_of_every_kind_may_use_the_same() -> None:
         translator.translate(["w1"], search="test_kept", **lists)
         assert {name.split()[0] for name in seen} == {base.__name__ for _, base, _ in kinds.values()}
         list(translator.score(["w1"], ["w2"]))
+        one.task.build_generator([MemberSpec(one.model)], GenerationConfig(combination="test_kept"))
     finally:
         for kind in kinds:
             del kind._entries["test_kept"]
-    assert len(seen) == len(kinds) + 2
+    assert len(seen) == len(kinds) + 3
+    of_task = seen.pop(f"ProbabilityMean {len(kinds) + 2}").models
+    assert [(each.task, each.model) for each in of_task] == [(one.task, one.model)]
     for name, resources in seen.items():
         tokenizer = one.task.target_tokenizer
         assert (resources.encode, resources.decode) == (tokenizer.encode, tokenizer.decode), name
         assert resources.source_dictionary is one.task.source_dictionary, name
         assert list(resources.extra_end_tokens) == [resources.dictionary.index("w9")], name
         assert resources.device == translator.device, name
-        assert bool(resources.models) == name.startswith("MemberSource"), name
+        assert resources.models == [one], name
+        assert resources.ensemble["member_sources"] == ["test_kept"], name
 
 
 def test_an_empty_or_zero_value_of_a_key_is_applied_if_it_is_no_default(monkeypatch: pytest.MonkeyPatch) -> None:

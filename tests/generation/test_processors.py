@@ -190,7 +190,7 @@ def test_each_sentence_has_its_forced_first_token(keep_score: bool) -> None:
     lprobs = scores(3)
     batch = batch_info(3, 2, first_tokens=tokens)
     shared = lengths.ForceFirst(7, keep_score)
-    now = replace(context(0), rows_per_sentence=2)
+    now = replace(context(0), sentences=batch, rows_per_sentence=2)
     got = shared.begin(batch)(lprobs.clone(), now)
     assert got.argmax(1).tolist() == rows.tolist()
     assert got.isfinite().sum() == 6

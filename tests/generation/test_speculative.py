@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from seqgen.decoding.processors.tokens import RepetitionPenalty
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import ModelDrafter, NgramDraft, PromptLookup
 from seqgen.decoding.speculative.verification import NOTHING, SpeculativeSearch, SpeculativeSession
-from tests.generation.test_sampling import chi_square
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, registered, sharp
@@ -149,39 +147,6 @@ def test_a_guess_is_accepted_with_probability_p_over_q() -> None:
     assert torch.equal(verified(above.clamp(max=1 - 1e-9)), guesses.where(ratio > 1, replacement))
     for residual in residuals:
         torch.testing.assert_close(residual.exp(), (p - q).clamp(min=0), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
-    """Frequencies of all outputs of up to two tokens against their probabilities, by a chi-square test."""
-    rule, guessing = (random_rule(vocab=6, seed=seed, sharpness=1.2) for seed in (1, 2))
-    count, longest, source = 1500, 2, (4, 5, 2)
-    batch = replace(batch_of([source] * 4), ids=torch.tensor([3, 8, 11, 40]))
-    search = SpeculativeSearch(ModelDrafter(ScriptedModel(guessing)), 2, Sampling(seed=2))
-    options = {"beam_size": count // 4, "max_len_b": longest, "min_len": 0, "semantics": semantics}
-    generator = make_generator([ScriptedModel(rule)], dictionary(2), search_strategy=search, **options)
-    found = [tuple(h.tokens.tolist()) for hypotheses in generator.generate(batch) for h in hypotheses]
-    chances: dict[tuple[int, ...], float] = {}
-
-    def spread(tokens: tuple[int, ...], chance: float) -> None:
-        """Divide the probability of a prefix among the outputs that begin with it."""
-        if tokens[-1:] == (2,) or len(tokens) == longest + 1:
-            chances[tokens] = chance
-            return
-        logits = rule(source, tokens)
-        if semantics == "fairseq":  # padding is forbidden, and end-of-sentence forced at the maximum
-            logits[[1] if len(tokens) < longest else [0, 1, 3, 4, 5]] = -math.inf
-        for token, part in enumerate(logits.softmax(-1).tolist()):
-            spread((*tokens, token), chance * part)
-
-    spread((), 1.0)
-    assert set(found) <= set(chances)
-    probabilities = torch.tensor(list(chances.values()), dtype=torch.float64)
-    counts = torch.tensor([found.count(tokens) for tokens in chances], dtype=torch.float64)
-    likely = probabilities * count >= 5
-    kept = [torch.cat([each[likely], each[~likely].sum().unsqueeze(0)]) for each in (counts, probabilities)]
-    assert len(kept[0]) > 11
-    assert chi_square(*kept) < 3.5  # about one in 2,000 is beyond
 
 
 def test_members_and_draft_read_sources_of_their_own() -> None:

@@ -296,13 +296,6 @@ def test_running_text_is_scored_as_by_a_loop_over_its_tokens(size: int, context:
         assert scored[2].score == pytest.approx(float(scored[2].positional_scores.mean()))
 
 
-def test_lines_are_scored_alone_without_blocks() -> None:
-    item = language_model()
-    for line, found in zip(LINES, Translator(item).score_text(LINES), strict=True):
-        expected = plain_lprobs(item.model, [2, *item.task.encode_target(line).tolist()])
-        assert found.positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-
-
 @pytest.mark.parametrize(("own", "rate"), [(None, 0.3), (0.0, 0.0), (0.5, 0.5)])
 def test_embeddings_may_have_a_dropout_of_their_own(own: float | None, rate: float) -> None:
     decoder = registered("transformer_lm_tiny", dropout=0.3, embedding_dropout=own)().decoder

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
@@ -21,7 +22,7 @@ from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
 from tests.hypotheses import assert_same
-from tests.model_zoo import PAD, build, sharp
+from tests.model_zoo import ARCHITECTURES, PAD, build, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.subjects import inputs
 
@@ -100,6 +101,43 @@ def test_gradients_flow_to_the_embeddings_alone() -> None:
     out[:, -1].log_softmax(-1)[:, 5].sum().backward()
     assert all(tensor.grad.abs().amin() > 0 for tensor in (prompt, other))
     assert "forward" not in vars(model.encoder.embed_tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "average"])
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_mixtures_of_one_token_are_the_token(name: str, stepwise: bool) -> None:
+    """In a pass and by steps, with a block for each; other mixtures have the gradients of finite differences."""
+    model, given = sharp(name), inputs(name, [6, 2, 4], 4)
+    decoder, tokens, prefix = model.decoder, given.src_tokens, given.prev_output_tokens
+    reader = model.encoder if hasattr(model.encoder, "embed_tokens") else decoder
+
+    def logits(source: Tensor, target: Tensor) -> Tensor:
+        with given_embeddings(reader, source, mixtures=True) as ids:
+            encoder_out = model.encoder(torch.where(tokens == PAD, tokens, ids), given.src_lengths)
+            if not stepwise:
+                with given_embeddings(decoder, target, mixtures=True) as further:
+                    return decoder(further, encoder_out).logits
+            state, found = decoder.new_incremental_state(3), []
+            for step in range(4):
+                with given_embeddings(decoder, target[:, step], mixtures=True) as further:
+                    columns = torch.cat([prefix[:, :step], further.unsqueeze(1)], dim=1)
+                    found.append(decoder(columns, encoder_out, incremental_state=state).logits)
+            return torch.cat(found, dim=1)
+
+    sizes = reader.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings
+    hot = [one_hot(ids, size).double() for ids, size in zip((tokens, prefix), sizes, strict=True)]
+    wanted = model(tokens, given.src_lengths, prefix).logits
+    assert_near(logits(*hot), wanted, 1e-10 if stepwise else 0)
+    mixed = [torch.rand_like(one).softmax(-1).requires_grad_() for one in hot]
+    ways, weights = [torch.randn_like(one) for one in hot], torch.randn_like(wanted)
+    if name.startswith("fconv"):
+        ways[0].zero_()  # the gradient of its encoder is scaled
+    (logits(*mixed) * weights).sum().backward()
+    slope = sum(float((one.grad * way).sum()) for one, way in zip(mixed, ways, strict=True))
+    with torch.no_grad():
+        moved = [[one + sign * 1e-6 * way for one, way in zip(mixed, ways, strict=True)] for sign in (1, -1)]
+        above, below = (float((logits(*each) * weights).sum()) for each in moved)
+    assert slope == pytest.approx((above - below) / 2e-6, rel=1e-5)
 
 
 # --- masks of heads

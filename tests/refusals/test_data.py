@@ -6,15 +6,20 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
+from examples.extending.columns import ColumnsTask
 from seqgen import Translator
+from seqgen.core.encoder import inputs_of
 from seqgen.core.errors import UserError
+from seqgen.data.combined_datasets import JoinedDataset, pack
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.noising import NoiseTokens, SpanCorruption
-from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.pair_dataset import Example, PairDataset, Side, collate
 from seqgen.data.records import JsonFormat, Template, TsvFormat
 from seqgen.data.text import find_parallel, read_lines
 from seqgen.data.text_datasets import BlockDataset
@@ -30,6 +35,7 @@ from seqgen.data.tokenizers.pretrained import (
 )
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
+from seqgen.task import Task
 from tests.pretrained_folders import sentencepiece_model, write_folder, write_model
 from tests.refusals import LANGUAGE_MODEL, TRANSLATION, Row, refusals
 from tests.tokenizer_texts import TEXT
@@ -143,6 +149,11 @@ def blocks(folder: Path, *lines: str) -> BlockDataset:
     return BlockDataset(store(folder, *lines), 2, 2, "none", 4)
 
 
+def packed(*columns: dict[str, Any]) -> Callable[[], Any]:
+    rows = [Example(number, torch.tensor([2]), None, one) for number, one in enumerate(columns)]
+    return lambda: pack([collate(rows, source_pad=1, target_pad=1, start_token=2)], 1, 1)
+
+
 FEW = NoiseTokens(1, np.arange(2999, 2996, -1))
 test_datasets = refusals(
     (lambda tmp_path: store(tmp_path, name="empty"), "empty is empty"),
@@ -153,6 +164,16 @@ test_datasets = refusals(
     (lambda tmp_path: blocks(tmp_path, "a b c a b").limited(None, 3), "up to 4 target tokens", "only 3 positions"),
     (lambda: SpanCorruption()(np.zeros(568, int), FEW, np.random.default_rng(0)), "needs 28 sentinels, but the token"),
     (f"{TRANSLATION} task.tokenizer=bytes model=fconv_tiny dataset.pack=true", "not possible with model=fconv"),
+    (packed({"x": 1}, {}), "only 1 of 2 examples have the column 'x'"),
+    (packed({"x": [1]}, {"x": [1, 2]}), "values of the column 'x' differ in shape; if they are ids, set Task.column_p"),
+    (packed({"x": 1}), "dataset.pack=true is not possible with examples that have columns: x"),
+    (lambda: Task.dataset(Mock(datasets={}, load_dataset=list), ""), "load_dataset", "must return a Dataset but ret"),
+    (
+        lambda: inputs_of(Mock(inputs=("x",)), Mock(inputs={})),
+        "Mock reads x, which are missing; use a task",
+    ),
+    (lambda: JoinedDataset({"a": Mock()}), "the part 'a' of a mixture has a state_dict; give it to the mixture"),
+    (lambda: ColumnsTask.split_columns(Mock(features=[0]), "a\tb", 4), "line 5: its third field is no row of"),
 )
 
 

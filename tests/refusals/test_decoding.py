@@ -21,11 +21,13 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.search import Search
+from seqgen.core.session import Session
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.building import Resources
 from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
+from seqgen.decoding.rewinding import rewind
 from seqgen.decoding.rules import FAIRSEQ
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.contrastive import ContrastiveSearch
@@ -38,6 +40,7 @@ from seqgen.decoding.stopping import stopping_from_config
 from seqgen.task import Task
 from seqgen.text.reranking import Reranker
 from seqgen.text.translator import Translator
+from tests.generation.test_rewind import begin
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, registered, sharp
 from tests.refusals import Row, refusals
@@ -101,6 +104,32 @@ def test_every_need_of_a_key_has_a_row() -> None:
     fields = [each for each in dataclasses.fields(GenerationConfig) if each.name not in KEYS_OF_ADDONS]
     for need in (need for field in fields for need in field.metadata["needs"]):
         assert any(sentence_of(need) in message for message in refused), need
+
+
+def rewound(words: str, step: int = 1, stays: bool = True, count: int = 4, **options: Any) -> Row:
+    """A session that decodes some steps, and then returns to an earlier one."""
+
+    def check() -> None:
+        kind = getattr(options.get("search_strategy"), "session_class", None) or Session
+        session = begin(options.pop("name", "transformer_tiny"), stays, kind, **options)
+        while session.backpointers.length < count and session.step():
+            pass
+        rewind(session, step)
+
+    return check, "the session cannot return to step", words, "fork the session at that step"
+
+
+test_sessions_that_cannot_return = refusals(
+    rewound("it has decoded 4 steps", 5),
+    rewound("it has decoded 4 steps", -1),
+    rewound("sentences have left or joined the batch", stays=False, count=9, beam_size=1),
+    rewound("beams were reordered", beam_size=3),
+    rewound("BestFinished has a state that cannot go back", semantics="huggingface"),
+    rewound("LSTMDecoder has a state that cannot go back", name="lstm_tiny"),
+    rewound("it reads drafts", search_strategy=SpeculativeSearch(PromptLookup(2), 3), top_tokens=0, observers=[]),
+    rewound("Coverage has a state", coverage_penalty=0.3),
+    error=DecodingError,
+)
 
 
 # -- keys of components, and values of keys ----------------------------------------------------------------------------

@@ -51,8 +51,8 @@ def _no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtypes, "_supports", lambda question: False)
 
 
-def given(name: str, dim: int) -> None:
-    with given_embeddings(build(name).encoder, torch.zeros(2, dim)):
+def given(name: str, dim: int, mixtures: bool = False) -> None:
+    with given_embeddings(build(name).encoder, torch.zeros(2, dim), mixtures):
         pass
 
 
@@ -111,6 +111,10 @@ test_layers_that_cannot_do_it = refusals(
     (lambda: to_dtype(Linear(4, 4), "int4"), "no dtype 'int4'; choose one of: float32, bfloat16, float16, int8"),
     (lambda _no_int8: to_dtype(Linear(4, 4), "int8"), "VNNI"),
     (lambda: given("t5_tiny", 12), "dimension 12 are given to T5Encoder, whose embeddings have dimension 24"),
+    (
+        lambda: given("t5_tiny", 24, True),
+        "mixtures of dimension 24 are given to T5Encoder, whose mixtures have dimension 2",
+    ),
     (lambda: given("transformer_lm_tiny", 128), "PromptEncoder cannot be given embeddings"),
     (lambda: masked_heads(build("fconv_tiny"), cross=torch.ones(1)).__enter__(), "no heads of encoder-decoder"),
     (lambda: recorded("lstm_tiny", 1), "LSTMDecoder cannot be recorded"),

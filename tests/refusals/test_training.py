@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from examples.extending import training_observer  # noqa: F401  # registered
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
+from examples.papers import sharpness_aware  # noqa: F401  # registered
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
@@ -22,12 +24,13 @@ from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.registry import OPTIMIZERS
+from seqgen.registry import OPTIMIZERS, register_optimizer, register_training_observer
 from seqgen.task import Task
 from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
 from seqgen.training.averaging import average
 from seqgen.training.distributed import ProcessGroup
+from seqgen.training.observers import TrainingObserver
 from tests.commands import NOUNS
 from tests.pretrained_folders import write_folder
 from tests.refusals import LANGUAGE_MODEL, TRANSLATION, Row, refusals
@@ -47,6 +50,19 @@ def nothing_half_made_is_left(tmp_path: Path) -> Iterator[None]:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
+@register_optimizer("flattening")
+class Flattening(torch.optim.SGD):
+    @classmethod
+    def build(cls, cfg: Any, groups: Any) -> Any:
+        return cls([param for group in groups for param in group["params"][:1]])
+
+
+@register_training_observer("unsaved")
+class Unsaved(TrainingObserver):
+    state = ("held",)
+    held = {1}
+
+
 def optimizer(name: str, key: str, value: Any) -> None:
     cfg = OPTIMIZERS.config(name)
     assert hasattr(cfg, key)
@@ -56,6 +72,10 @@ def optimizer(name: str, key: str, value: Any) -> None:
 
 def trained_with(*keys: str) -> Callable[[Lab], None]:
     return lambda lab: lab.trainer(*keys) and None
+
+
+def run_to_end(*keys: str) -> Callable[[Lab], None]:
+    return lambda lab: lab.run("ended", *keys).run() and None
 
 
 def run_with(*keys: str) -> Callable[[Lab], None]:
@@ -88,6 +108,19 @@ test_settings = refusals(
     (lambda lab: lab.trainer("optimization.out_of_memory=skip", group=ProcessGroup(0, 2)), "skip is for one process"),
     (trained_with("optimization.freeze=[encodr.*]"), "there is no parameter 'encodr.*'", "did you mean 'encoder.*'?"),
     (trained_with("optimization.freeze=['*']"), "optimization.freeze=[*] leaves no parameter to train"),
+    (trained_with("optimization.freeze=[encoder.*:soon]"), "'soon' after encoder.*: is no number of updates"),
+    (trained_with("optimization.groups={encodr.*:{lr_scale:0.1}}"), "optimization.groups: there is no parameter"),
+    (trained_with("optimization.groups={encoder.*:{lr:0.1}}"), "must have values such as {lr_scale:0.1"),
+    (trained_with("optimization.groups={encoder.*:{lr_scale:-1}}"), "must have values such as {lr_scale:0.1"),
+    (trained_with("optimization.freeze=[encoder.*:1,encoder.*]"), "encoder.* is given twice"),
+    (trained_with("optimization.groups={*:{lr_scale:1},encoder.*:{lr_scale:0}}"), "only parameters of patterns before"),
+    (trained_with("optimizer=flattening"), "optimizer=flattening must keep the groups"),
+    (run_to_end("training.observers=[unsaved]"), "training observer unsaved: its state: TypeError: held: a set cannot"),
+    (run_to_end("optimization.freeze=[*:2]"), "all parameters are frozen in update 1"),
+    (trained_with("optimizer=sam", "common.fp16=true"), "optimizer=sam needs several gradients"),
+    (run_with("training.observers=[nobody]"), "there is no training observer 'nobody'"),
+    (run_with("training.observers=[unfreezing,unfreezing]"), "training.observers: 'unfreezing' is given twice"),
+    (composed("training_observer.unfreezing.patience=2"), "training.observers does not name its training observer"),
     (run_with(f"{METRIC}=bleu"), "set dataset.validate_decode"),
     (run_with(f"{METRIC}=speed"), "not among the validation scores: loss, nll_loss, ppl, accuracy;"),
     (run_with(f"{METRIC}=speed", "dataset.validate_decode=1"), "not among", "loss, nll_loss, ppl, accuracy, ", "bleu"),

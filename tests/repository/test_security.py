@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from seqgen.data.text import stream_lines
 from seqgen.decoding.resolution import resolve, settings_of_model
 from seqgen.system.error_messages import printable
 from seqgen.system.reading import read_bytes
-from seqgen.training.run_log import RunLog
+from seqgen.training.training_run import TrainingRun
 from tests.commands import command
 from tests.config.test_user_files import forget
 from tests.fuzzing.readers import make_run
@@ -156,9 +157,8 @@ def test_no_commands_for_a_terminal_are_shown(run: Path, tmp_path: Path, capsys:
         outcome = command(name, *arguments)
         assert shown in outcome.out + outcome.err
         assert not {"\x1b", "\x9b"} & {*outcome.out, *outcome.err}
-    cfg = TrainConfig()
-    cfg.common.tensorboard = False
-    RunLog(tmp_path, -1, cfg, {}, None, is_main=True).message("valid \x1b[2J")
+    trainer: Any = SimpleNamespace(group=SimpleNamespace(is_main=True))
+    TrainingRun(TrainConfig(), trainer, tmp_path, trainer, trainer).message("valid \x1b[2J")
     log("read \x1b[2J")
     shown = capsys.readouterr().err
     assert "valid \\x1b[2J" in shown

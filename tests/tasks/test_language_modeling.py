@@ -73,10 +73,6 @@ def test_prompts_are_continued(run: Path, tmp_path: Path) -> None:
     assert plain.code == as_json.code == fairseq.code == 0, plain.err
     rows = [json.loads(line) for line in as_json.out.splitlines()]
     assert plain.out.split("\n")[:-1] == [row["hypotheses"][0]["text"] for row in rows]
-    task = load_model(run).task
-    for row in rows:
-        tokens = [*task.source_tokenizer.encode(row["source"]), *row["hypotheses"][0]["tokens"]]
-        assert row["source"] + row["hypotheses"][0]["text"] == task.target_tokenizer.decode(tokens)
     assert rows[1]["hypotheses"]  # the empty prompt
     pieces = [line.split("\t")[1].replace(" ", "") for line in fairseq.out.splitlines() if line.startswith("S-")]
     assert pieces == ["▁der▁Hund▁sieht", "", "▁der▁Ka"]

@@ -1,7 +1,6 @@
 """The translation task: from files to batches and back to text, and what bad input gets."""
 
 import gzip
-import shutil
 from pathlib import Path
 
 import pytest
@@ -55,16 +54,6 @@ def test_text_to_examples_and_back(tmp_path: Path, data: Path, joined: bool, tok
         assert task.decode(example.target) == target
     assert [example.target for example in task.dataset("test")] == [None] * 12
     assert dataset.report() == []
-
-
-def test_run_folder_can_be_moved_and_needs_no_data(tmp_path: Path, data: Path) -> None:
-    task = TranslationTask.setup_task(config(data), tmp_path / "run")
-    encoded = task.encode_source("two red dogs").tolist()
-    (tmp_path / "run").rename(tmp_path / "moved")
-    shutil.rmtree(data)
-    moved = TranslationTask.setup_task(config(data), tmp_path / "moved")
-    assert moved.encode_source("two red dogs").tolist() == encoded
-    assert moved.source_dictionary == task.source_dictionary
 
 
 def test_same_text_gives_the_same_vocabulary(tmp_path: Path, data: Path) -> None:

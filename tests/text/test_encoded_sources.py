@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from examples.papers.align_att import AlignAtt
+from examples.papers.mask_predict_model import LengthEncoderOut
 from examples.papers.simultaneous import WaitK
 from seqgen.core.errors import ConfigError
 from seqgen.core.search import Search
@@ -44,6 +45,12 @@ def test_the_output_of_the_encoder_is_the_source(name: str) -> None:
     for _ in range(2):  # it is not changed
         assert_same(generator.generate(replace(batch, source=encoded)), wanted)
     handle.remove()
+
+
+def test_merged_fields_are_padded_to_widths_of_their_own() -> None:
+    fields = (torch.ones(1, 3, 2), torch.zeros(1, 2).bool()), (torch.ones(1, 1, 2), torch.zeros(1, 4).bool())
+    one, two = (LengthEncoderOut(features, length_logits=mask) for features, mask in fields)
+    assert one.merge(two).length_logits.tolist() == [[False, False, True, True], [False] * 4]
 
 
 @every_kind

@@ -27,24 +27,6 @@ def both() -> list[str]:
     return [f"{line}\t{other}" for line, other in zip(LINES, OTHERS, strict=True)]
 
 
-def test_a_field_of_its_own_is_what_a_member_reads() -> None:
-    """With all the weight on one member the ensemble is that member on its own field."""
-    one, other = text_model(seed=1), text_model(seed=2)
-    options = {"beam": 3, "nbest": 3, "max_len_b": 8}
-    together = Translator([one, other], member_sources=["field1", "field2"], **options)
-    for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
-        alone = Translator(model, **options).translate(texts)
-        found = together.translate(both(), **{"combination.weights": weights})
-        assert outputs(found) == outputs(alone)
-        assert not any("tab" in note for translation in found for note in translation.notes)
-        targets = ["w2 w3", "w1", "w4 w4 w5"]
-        scores = [[known.score for known in scored] for scored in (
-            together.score(both(), targets, **{"combination.weights": weights}), Translator(model).score(texts, targets)
-        )]  # fmt: skip
-        assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-    assert outputs(together.translate(both())) != outputs(alone)
-
-
 def test_models_of_other_languages_are_refused_unless_each_has_its_source() -> None:
     def of(source: str, target: str) -> ModelInMemory:
         tokenizer = task_of().source_tokenizer
@@ -58,19 +40,6 @@ def test_models_of_other_languages_are_refused_unless_each_has_its_source() -> N
             Translator([german, unknown, other])
         Translator([german, other], member_sources=["field1", "field2"])
     Translator([german, of("en", "de_AT"), of("eng", "deu"), unknown, of("source", "target")])
-
-
-def test_an_empty_source_makes_a_model_without_one() -> None:
-    """What a member that reads nothing adds does not depend on the line; fusion with weight 0 is the first member."""
-    one, other = text_model(seed=1), text_model(seed=2)
-    options = {"beam": 3, "max_len_b": 8}
-    translator = Translator([one, other], member_sources=["input", "empty"], combination="fusion", **options)
-    alone = Translator(one, **options).translate(LINES)
-    assert outputs(translator.translate(LINES, **{"combination.weights": [0.0]})) == outputs(alone)
-    assert outputs(translator.translate(LINES, **{"combination.weights": [0.7]})) != outputs(alone)
-    unread = {"combination": "probability", "combination.weights": [0.0, 1.0]}
-    first, *rest = outputs(translator.translate(LINES, **unread))
-    assert rest == [first] * 2
 
 
 def test_specs_as_objects() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
+from seqgen.core.combinations import Combination
+from seqgen.core.processors import LogitsProcessor
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.stopping import TimeLimit
 from seqgen.text.translator import Translator
@@ -232,3 +235,42 @@ def test_why_lines_do_not_join_a_running_batch_is_noted_once(settings: dict[str,
         of_lines.append([one.notes for _ in range(2) for one in decoding.translate(lines, prefixes)])
         assert decoding.notes == before + wanted
     assert of_lines[0] == of_lines[1]  # whatever the batch size
+
+
+class Vote(Combination):
+    """The first member's scores of the tokens among the best eight of each member, and of forced tokens."""
+
+    def __init__(self, sees_forced: bool):
+        self.sees_forced = sees_forced
+
+    def __call__(self, lprobs: Sequence[Tensor], context: Any) -> Tensor:
+        least = [scores.topk(8).values[..., -1:] for scores in lprobs]
+        allowed = torch.stack([scores >= bound for scores, bound in zip(lprobs, least, strict=True)]).all(0)
+        if self.sees_forced and context.forced is not None:
+            allowed |= torch.arange(allowed.size(1)) == context.forced.unsqueeze(1)
+        return lprobs[0].masked_fill(~allowed, -torch.inf)
+
+
+class Nothing(LogitsProcessor):
+    """Forbids all tokens from the second step on."""
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs if context.step == 0 else lprobs.fill_(-torch.inf)
+
+
+@SEMANTICS
+@pytest.mark.parametrize("name", ["greedy", "beam", "sampling"])
+def test_a_combination_sees_forced_tokens_and_a_note_names_what_forbids_all_outputs(name: str, semantics: str) -> None:
+    """Those of prefixes of different lengths, the first one, and the end at the maximum length."""
+    models, prefixes = [text_model(seed=seed) for seed in (1, 2)], ["w9 w4 w4", "", "w7", "w0 w0", "w3 w2 w6"]
+    keys = {**STRATEGIES[name], "semantics": semantics, "max_len_b": 3, "max_len_a": 0, "forced_first": "w5"}
+    translator = Translator(models, **keys)
+    seeing = translator.translate(TEXTS, prefixes=prefixes, combination=Vote(True))
+    for line, prefix in zip(seeing, prefixes, strict=True):
+        assert line.hypotheses[0].text.startswith(prefix or "w5")
+        assert torch.isfinite(line.hypotheses[0].positional_scores).all()
+    blind = translator.translate(TEXTS, prefixes=prefixes, combination=Vote(False))
+    notes = [note for line in blind if not line.hypotheses for note in line.notes]
+    assert set(notes) == {"every output was forbidden by Vote, so the output is empty"}
+    for line in translator.translate(TEXTS, combination=Vote(True), processors=[Nothing()]):
+        assert line.notes == ["every output was forbidden by Nothing, so the output is empty"]

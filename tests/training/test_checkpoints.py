@@ -21,7 +21,7 @@ from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state,
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.core.errors import CheckpointError
 from seqgen.training.averaging import average, last_checkpoints
-from seqgen.training.training_loop import TrainingRun
+from seqgen.training.training_loop import TrainingLoop
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_no_rank_resumes_from_a_checkpoint_that_one_cannot_read(rank: int, faili
     run._load_state = lambda *given: loaded.extend(given)
     if rank == failing:
         damage_file(paths[0] / "model.safetensors", "truncate")
-    assert TrainingRun._resume(run)
+    assert TrainingLoop._resume(run)
     path, _, state = loaded
     assert path == paths[1]
     assert state["update"] == 1

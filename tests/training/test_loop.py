@@ -7,7 +7,6 @@ import math
 import re
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -120,8 +119,7 @@ def test_schedules_and_the_best_checkpoint_know_the_direction_of_a_metric(
     run = lab.run(metric, f"checkpoint.best_checkpoint_metric={metric}")
     values, scores = iter([*map(abs, told), math.nan]), list[float]()
     monkeypatch.setattr(run.trainer.scheduler, "on_validation", scores.append)
-    monkeypatch.setattr(run, "log", mock.Mock(), raising=False)
-    monkeypatch.setattr(run, "_note_divergence", mock.Mock())
+    run.observers.clear()
     monkeypatch.setattr(run.validator, "validate", lambda: ValidationResult({metric: next(values)}))
     assert [run._validate(1) for _ in best] == best
     assert scores[:-1] == told
@@ -158,7 +156,8 @@ def test_scores_are_those_of_the_log(lab: Lab) -> None:
     check()
     # a process was killed after it had validated and before it saved: its scores are forgotten with its updates
     update = everything(run)["state"]["update"] + 1
-    killed = RunLog(run, update, lab.config(*decoding), {}, None, is_main=True)
+    killed = RunLog(run, "bleu", {})
+    killed.restore(update)
     killed.write("valid", update, 4, {"bleu": 100.0, "loss": math.nan})
     assert json.loads((run / "scores.json").read_text())["best"]["scores"] == {"bleu": 100.0, "loss": None}
     lab.train("scores", "optimization.max_epoch=4", *decoding)

@@ -19,7 +19,7 @@ def built(name: str, params: list[Parameter], **options: Any) -> Any:
     for key, value in options.items():
         assert hasattr(cfg, key)
         setattr(cfg, key, value)
-    return OPTIMIZERS.of(cfg).component.build(cfg, params)
+    return OPTIMIZERS.of(cfg).component.build(cfg, [{"params": params}])
 
 
 def minimize(build: Callable[[list[Parameter]], Any]) -> tuple[Tensor, list[Tensor]]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
 import torch
 
-from seqgen.config import TrainConfig
-from seqgen.config.compose import compose
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
-from seqgen.training.progress import Divergence, Meter
+from seqgen.training.meter import Meter
+from seqgen.training.progress import Divergence, ProgressLines
 from seqgen.training.run_log import RunLog, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import pick
@@ -23,20 +25,22 @@ from seqgen.training.validation import pick
 RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001, "accuracy": 40.0}
 
 
-def run_log(run: Path, total: int | None = None, update: int = -1) -> RunLog:
-    return RunLog(run, update, compose(TrainConfig, ["common.tensorboard=false"]), {}, total, is_main=True)
+def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, nothing = ProgressLines("lines"), UpdateResult()
 
+    def run(update: int, due: bool, left: float | None, save: float | None) -> Any:
+        triggers = SimpleNamespace(seconds_left=lambda *given: left)
+        told = {"means": RECORD, "triggers": triggers, "meter": Meter(), "seconds_to_save": lambda: save}
+        told |= {"shown": math.inf, "message": lambda text: print(text, file=sys.stderr)}
+        return SimpleNamespace(update=update, due=due, epoch=1, total=80, **told)
 
-def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lines = run_log(tmp_path, total=80)
-    lines.update(1, 1, RECORD, False, 9.0, None)
-    lines.update(2, 1, RECORD, True, 3661.2, 240.0)
+    lines.update(run(1, False, 9.0, None), nothing)
+    lines.update(run(2, True, 3661.2, 240.0), nothing)
     printed = capsys.readouterr()
     assert printed.out == ""
     wanted = "update 2/80 | epoch 1 | loss 2.5 | accuracy 40.0 % | own 7 | 1,234 tokens/s | 1:01:01 left"
     assert printed.err == f"{wanted} | next save in 4 min\n"
-    lines.cfg.common.log_format = "details"
-    lines.update(3, 1, RECORD, True, None, None)
+    ProgressLines("details").update(run(3, True, None, None), nothing)
     assert "loss 2.5 | nll_loss 2 | accuracy 40.0 % | lr 0.001 | own 7 | 1,234 tokens/s\n" in capsys.readouterr().err
 
 
@@ -86,12 +90,13 @@ def test_a_meter_goes_on_where_another_stopped() -> None:
 
 
 def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
-    first = run_log(tmp_path, update=0)
+    first = RunLog(tmp_path, "loss", {})
     for update in (2, 4, 6):
         first.write("train", update, 1, {"loss": math.inf, "note": "größer"})
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "train", "upd')  # what a killed process leaves
-    again = run_log(tmp_path, update=4)
+    again = RunLog(tmp_path, "loss", {})
+    again.restore(4)
     again.write("resume", 4, 1, {})
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(row["event"], row["update"]) for row in rows] == [("train", 2), ("train", 4), ("resume", 4)]

@@ -45,7 +45,8 @@ RUNS = {
     **{f"optimizer={name}": [f"optimizer={name}"] for name in ("adamw", "nag", "sgd")},
     "optimizer=adafactor": ["optimizer=adafactor", "optimizer.beta1=0.9"],
     "float16": ["common.fp16=true"],
-    "frozen": ["optimization.freeze=[encoder.*,'*embed_tokens.weight']"],
+    "frozen": ["optimization.freeze=[encoder.*:4,'*embed_tokens.weight']"],
+    "groups": ["optimization.groups={encoder.*:{lr_scale:0.1,weight_decay:0.1}}"],
 }
 
 

@@ -19,7 +19,7 @@ from seqgen.core.errors import ResourceError
 from seqgen.core.structures import Batch
 from seqgen.training.criteria import CriterionOut, LabelSmoothedCrossEntropyCriterion
 from seqgen.training.optimizers import EMA
-from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
+from seqgen.training.trainer import NonFiniteError, Trainer
 from tests.training_runs import Lab, assert_identical, batch_of, lab
 
 __all__ = ["lab"]
@@ -91,13 +91,6 @@ def test_the_criterion_gets_the_number_of_updates(lab: Lab) -> None:
         assert one.criterion.update == update
     with pytest.raises(AttributeError):
         one.criterion.context.update = 3  # type: ignore[misc]
-
-
-def test_a_parameter_group_can_scale_its_learning_rate(lab: Lab) -> None:
-    one = lab.trainer("optimization.lr=[0.5]", *AT_ONCE)
-    one.optimizer.param_groups[0]["lr_scale"] = 0.25
-    one._step(UpdateResult(lr=0.5))
-    assert one.optimizer.param_groups[0]["lr"] == 0.125
 
 
 # -- random numbers, and several optimizer steps ------------------------------------------------------------------

@@ -52,7 +52,34 @@ class MinimumLength(LogitsProcessor):
         return lprobs
 
 
-class ForceEndAtMaximum(LogitsProcessor):
+class Force(LogitsProcessor):
+    """Forbids all tokens but one in some rows; a subclass implements ``forced``."""
+
+    keep_score: bool = True
+    """Whether the token keeps the model's score, as in fairseq, or gets a score of 0, as in Hugging Face's toolkit."""
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        if (tokens := self.forced(context)) is None:
+            return self.otherwise(lprobs, context)
+        columns = tokens.clamp(min=0).unsqueeze(1)
+        scores = lprobs.gather(1, columns) if self.keep_score else torch.zeros_like(lprobs[:, :1])
+        only = torch.full_like(lprobs, -torch.inf).scatter_(1, columns, scores)
+        return torch.where(tokens.unsqueeze(1) >= 0, only, self.otherwise(lprobs, context))
+
+    def otherwise(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """The scores ``(rows, V)`` of rows in which no token is forced, which are not changed by default."""
+        return lprobs
+
+
+def _at_maximum(context: StepContext, token: int) -> Tensor | None:
+    """A token that is forced in rows at their maximum length; see ``LogitsProcessor.forced``."""
+    if context.step < context.first_end:
+        return None
+    return torch.where(context.max_lengths <= context.step, token, -1)
+
+
+class ForceEndAtMaximum(Force):
     """At the maximum length of a sentence, forbids all tokens but end-of-sentence, which keeps its score."""
 
     shift_invariant = True
@@ -61,23 +88,17 @@ class ForceEndAtMaximum(LogitsProcessor):
     forces_end = True
     token_attributes = ()
 
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        if context.step < context.first_end:
-            return lprobs
-        end_scores = lprobs[:, context.eos].clone()
-        lprobs.masked_fill_((context.max_lengths <= context.step).unsqueeze(1), -torch.inf)
-        lprobs[:, context.eos] = end_scores
-        return lprobs
+    def forced(self, context: StepContext) -> Tensor | None:
+        """See ``LogitsProcessor.forced``."""
+        return _at_maximum(context, context.eos)
 
 
-class ForceFirst(LogitsProcessor):
+class ForceFirst(Force):
     """Forces the first token of every output.
 
     Args:
         token: its id. A batch can have another token for each sentence (``Batch.first_tokens``).
-        keep_score: whether it keeps the model's score, as in fairseq, or gets a score of 0, as in Hugging Face's
-            toolkit.
+        keep_score: see ``Force``.
     """
 
     can_merge = True  # the first step of waiting sentences is decoded before they join
@@ -98,39 +119,31 @@ class ForceFirst(LogitsProcessor):
         processor.tokens = batch.first_tokens
         return processor
 
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
+    def forced(self, context: StepContext) -> Tensor | None:
+        """See ``LogitsProcessor.forced``."""
         if context.step > 0:
-            return lprobs
-        if self.tokens is None:
-            tokens = torch.full_like(lprobs[:, :1], self.token, dtype=torch.int64)
-        else:
-            tokens = context.by_row(self.tokens).unsqueeze(1)  # no sentence has left the batch at the first step
-        scores = lprobs.gather(1, tokens) if self.keep_score else torch.zeros_like(lprobs[:, :1])
-        return lprobs.fill_(-torch.inf).scatter_(1, tokens, scores)
+            return None
+        # no sentence has left the batch at the first step
+        return torch.full_like(context.max_lengths, self.token) if self.tokens is None else context.by_row(self.tokens)
 
 
-class ForceLast(LogitsProcessor):
+class ForceLast(Force):
     """At the maximum length of a sentence, forces one token, with a score of 0.
 
     Args:
         token: its id.
     """
 
+    keep_score = False
     forces_end = True
     token_attributes = ("token",)
 
     def __init__(self, token: int):
         self.token = token
 
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        if context.step < context.first_end:
-            return lprobs
-        ending = context.max_lengths <= context.step
-        lprobs.masked_fill_(ending.unsqueeze(1), -torch.inf)
-        lprobs[:, self.token].masked_fill_(ending, 0.0)
-        return lprobs
+    def forced(self, context: StepContext) -> Tensor | None:
+        """See ``LogitsProcessor.forced``."""
+        return _at_maximum(context, self.token)
 
 
 class ExponentialDecay(LogitsProcessor):

@@ -15,6 +15,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.processors import LogitsProcessor, apply_all
 from seqgen.decoding.building import Resources
+from seqgen.decoding.processors.length import Force
 
 _FEW = 4
 
@@ -99,7 +100,7 @@ def _of_all_parts(flag: str) -> Any:
     return property(lambda self: all(getattr(part, flag) for part in self.parts))
 
 
-class ForcePrefix(Composite, LogitsProcessor):
+class ForcePrefix(Composite, Force):
     """Forces the prefix of each sentence (``prefix_tokens``), whose tokens keep the model's score.
 
     Args:
@@ -119,16 +120,17 @@ class ForcePrefix(Composite, LogitsProcessor):
         """See ``LogitsProcessor.defer``; called for batches without prefixes."""
         return self.parts[-1].defer() if self.parts else None
 
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
+    def otherwise(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``Force.otherwise``."""
+        return apply_all(self.parts, lprobs, context)
+
+    def forced(self, context: StepContext) -> Tensor | None:
+        """See ``LogitsProcessor.forced``."""
         prefix = context.prefix_tokens
         if prefix is None or context.step >= prefix.size(1):
-            return apply_all(self.parts, lprobs, context)
-        forced = prefix[:, context.step]
-        bound = (forced != context.pad) & (context.max_lengths > context.step)
-        scores = lprobs.gather(1, forced.unsqueeze(1))
-        only = torch.full_like(lprobs, -torch.inf).scatter_(1, forced.unsqueeze(1), scores)
-        return torch.where(bound.unsqueeze(1), only, apply_all(self.parts, lprobs, context))
+            return None
+        tokens = prefix[:, context.step]
+        return tokens.where((tokens != context.pad) & (context.max_lengths > context.step), -1)
 
 
 class SequenceBias(LogitsProcessor):

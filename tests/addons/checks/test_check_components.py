@@ -65,6 +65,23 @@ def test_components_with_trained_models(tmp_path: Path, monkeypatch: pytest.Monk
     refused(check("combination=log", "path=run"), "a combination is checked with two or more: path=[RUN,RUN]")
 
 
+@pytest.mark.slow
+def test_what_a_component_says_is_no_fault(tmp_path: Path) -> None:
+    """Sources of a file, one of which has no hypothesis; a model without a left-to-right pass."""
+    (tmp_path / "own.py").write_text(
+        "from seqgen.extend import BeamSearch, register_search\n\nclass Above(BeamSearch):\n    least = -2.0\n\n"
+        "    def complete(self, candidates):\n        return candidates.scores > self.least\n\n"
+        "register_search('some')(Above)\nregister_search('none')(type('Never', (Above,), {'least': 1.0}))\n"
+    )
+    (tmp_path / "in.txt").write_text("the dog sees a man\na man\n\n")
+    own = f"common.user_dir={tmp_path}/own.py", f"input={tmp_path}/in.txt"
+    assert_passes(*own, "search=some")
+    assert "finds no hypothesis for any sentence" in check(*own, "search=none").out
+    own = "common.user_dir=examples/papers/mask_predict_model.py", f"input={tmp_path}/in.txt"
+    outcome = assert_passes(*own, "model=mask_predict_tiny")
+    assert outcome.out.count("not run: model=mask_predict has no left-to-right pass") > 20
+
+
 def component_outcome(invariant: Any, **values: Any) -> Any:
     cfg = DecodingCheckConfig(generation=GenerationConfig(**{"search": "beam", **values}))
     (outcome,) = check_invariants(component_subject("search", cfg), {"": invariant})
@@ -88,7 +105,7 @@ def test_keys_that_change_scores(values: dict[str, Any]) -> None:
 
 def test_keys_that_exclude_an_invariant_and_wrong_scores_with_keys() -> None:
     outcome = component_outcome(hypotheses_are_outputs, match_source_len=True)
-    assert outcome.reason.startswith("its decode does not support the given keys: generation.max_len_a=0.5")
+    assert outcome.reason.startswith("generation.max_len_a=0.5")
     values = {"search": "diverse_beam", "components": {"search.groups": 2}, "length_penalty": 0.0}
     with mock.patch.object(DiverseBeamSearch, "changes_scores", False):
         assert component_outcome(scores_are_the_models, **values).violation is not None

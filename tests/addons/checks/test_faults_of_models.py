@@ -64,6 +64,30 @@ def lstm_state_on_the_module(put: Any, get: Any) -> Any:
     )
 
 
+@bug("lstm", lstm.LSTMDecoder, "set_state", "a module stores its state under a key of its own")
+def lstm_key_of_its_own(old: Any) -> Any:
+    return lambda self, state, module_state: None if state is None else state.update(lstm=module_state)
+
+
+@bug("lstm", lstm.LSTMEncoder, "forward", "a module keeps what it computed for another batch")
+def lstm_cache_keyed_by_the_shape(old: Any) -> Any:
+    kept: dict[Any, Any] = {}
+    return lambda self, tokens, lengths: kept.setdefault((self, tokens.shape), old(self, tokens, lengths))
+
+
+@bug("lstm", lstm.LSTMEncoder, "forward", "the encoder's features of a sentence depend on padding")
+def lstm_encodes_padding(old: Any) -> Any:
+    return lambda self, tokens, lengths: old(self, tokens, torch.full_like(lengths, tokens.size(1)))
+
+
+@bug("lstm", lstm.LSTMDecoder, "extract_features", "the attention that is returned is over other positions")
+def lstm_attention_of_another_width(old: Any) -> Any:
+    def widened(features: Tensor, weights: Tensor | None) -> Any:
+        return features, None if weights is None else F.pad(weights, (3, 0))
+
+    return lambda *args, **options: widened(*old(*args, **options))
+
+
 @bug("lstm", lstm.LSTMDecoder, "state_key", "copies of a module share a state")
 def lstm_key_that_copies_share(old: Any) -> Any:
     keys: list[StateKey] = []
@@ -122,6 +146,11 @@ def transformer_does_not_roll_back(old: Any) -> Any:
 @bug("transformer", Positions, "forward", "a module does not merge its state")
 def transformer_positions_ignore_start_offsets(old: Any) -> Any:
     return lambda self, queries: old(self, replace(queries, start_offsets=None))
+
+
+@bug("transformer", Positions, "forward", "a step does not compute what the parallel pass computes")
+def transformer_positions_are_one_behind(old: Any) -> Any:
+    return lambda self, queries: old(self, replace(queries, seen=max(queries.seen - 1, 0)))
 
 
 @bug("transformer", MultiheadAttention, "forward", "the attention that is returned is not a distribution over")

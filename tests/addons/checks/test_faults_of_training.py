@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.dates import DatesConfig, DatesTask, LetterTokenizer
+from examples.dates import SIZES, DatesConfig, DatesTask, LetterTokenizer
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
 from seqgen.addons.checks.checking import Outcome, check, diagnose
 from seqgen.addons.checks.criteria import LENGTHS, Training, invariants_of
@@ -92,6 +92,12 @@ class ChangesTheTarget(Plain):
         assert batch.target is not None
         batch.target[batch.target == 2] = 1
         return super().__call__(model, batch)
+
+
+@bug("the criterion calls train() or eval() of the model")
+class LeavesTheModelInEvaluation(Plain):
+    def __call__(self, model: Any, batch: Batch) -> CriterionOut:
+        return super().__call__(model.eval(), batch)
 
 
 @bug("the loss is random in evaluation")
@@ -199,6 +205,18 @@ def examples_with_random_noise(old: Any) -> Any:
     return noisy
 
 
+@task_bug(PairDataset, "example", "examples depend on the order in which they are read")
+def augmentation_with_its_own_generator(old: Any) -> Any:
+    generator = torch.Generator().manual_seed(1)
+
+    def noisy(self: PairDataset, position: int, **at: int) -> Any:
+        found = old(self, position, **at)
+        rate = 0.1 if len(self) == SIZES["train"] else 0.0
+        return found._replace(source=found.source.where(torch.rand(found.source.shape, generator=generator) > rate, 5))
+
+    return noisy
+
+
 @task_bug(PairDataset, "lengths", "examples are fixed")
 def lengths_without_end_of_sentence(old: Any) -> Any:
     return lambda self, epoch=0, seed=0: old(self, epoch, seed) - 1
@@ -226,5 +244,6 @@ def test_bugs_of_tasks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return DatesTask.setup_task(DatesConfig(), tmp_path)
 
     task = make()
-    subject = Prepared(task, make, randomize_(task.build_model(small_transformer()).double()), "valid")
+    model = randomize_(task.build_model(small_transformer()).double())
+    subject = Prepared(task, make, model, variants=["valid", "train"])
     assert_found(list(check(subject, TASK)), subject, cause)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seqgen.addons.checks.kinds import ModelCheckConfig, model_subject, small_transformer
 from tests.refusals import refusals
 
 CACHE = Path(__file__).parents[3] / "examples" / "extending" / "cache.py"
@@ -19,6 +20,18 @@ test_components = refusals(
     ("check search=beam common.device=cuda", "the checks run on the CPU"),
     ("check task=translation", "task.source_lang is missing"),
     ("check task=decoding", "task=decoding is for decoding and has no data to check"),
+)
+
+
+def sources(folder: Path, text: str) -> None:
+    (folder / "in.txt").write_text(text)
+    model_subject(ModelCheckConfig(model=small_transformer(), input=str(folder / "in.txt")))
+
+
+test_sources = refusals(
+    ("check search=beam input=missing.txt", "there is no file missing.txt"),
+    (lambda tmp_path: sources(tmp_path, ""), "in.txt: the file has no line; write one source in each line"),
+    (lambda tmp_path: sources(tmp_path, "w " * 2000), "in.txt: a line has 2001 tokens, but the model reads 1024"),
 )
 
 test_models = refusals(

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from seqgen.addons.mixtures.denoising import DenoisingConfig, DenoisingTask
-from tests.addons.mixtures import training_keys
-from tests.commands import done, sentences
-from tests.training_runs import assert_identical, everything
+from tests.commands import sentences
 
 TEXT = [english for english, _ in sentences(0, 200)]
 VOCABULARY = {"vocab_size": 60, "hard_vocab_limit": False, "extra_ids": 40, "workers": 1}
@@ -107,18 +105,3 @@ def test_text_with_sentinels_can_be_read_and_is_encoded_as_it_was(run: Path) -> 
     wanted = dataset.example(0, epoch=1, seed=0).source.tolist()
     assert [i for i in ids if i in sentinels] == [i for i in wanted if i in sentinels]
     assert ids[-1] == wanted[-1] == denoising.source_dictionary.eos()
-
-
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path: Path) -> None:
-    text = write(tmp_path / "text.txt", TEXT)
-    keys = (f"task.train={text}", f"task.valid={text}", "task.input_length=40", "dataset.max_tokens=300")
-    further = ["optimizer=adafactor", "optimizer.relative_step=true", "criterion=cross_entropy", "criterion.z_loss=0.1"]
-
-    once, twice = tmp_path / "once", tmp_path / "twice"
-    for run, updates in ((once, 30), (twice, 11), (twice, 30)):
-        own = (f"run_dir={run}", f"optimization.max_update={updates}")
-        done("train", *own, *keys, *training_keys("denoising", VOCABULARY), *further)
-    assert_identical(everything(twice), everything(once))
-    out = done("generate", f"path={once}", "dataset.gen_subset=valid", "generation.beam=1", "generation.max_len_b=9")
-    lines = task(once, valid=[text], input_length=40).source_lines("valid")
-    assert len(out.out.splitlines()) == len(list(lines))

@@ -121,9 +121,12 @@ def template(content: Any, *words: str) -> Row:
     return read, "line 1: the chat template of", *words
 
 
-def examples(tmp_path: Path) -> None:
-    (tmp_path / "examples.tsv").write_text("a\tb\na b\n")
-    Translator(language_model(), prompt="{source}", examples=str(tmp_path / "examples.tsv")).translate(["a"])
+def examples(text: str, number: int) -> Row:
+    def read(tmp_path: Path) -> None:
+        (tmp_path / "examples.tsv").write_text(text)
+        Translator(language_model(), prompt="{source}", examples=str(tmp_path / "examples.tsv")).translate(["a"])
+
+    return read, f"line {number} is not SOURCE<tab>TARGET"
 
 
 test_refusals = refusals(
@@ -136,7 +139,7 @@ test_refusals = refusals(
     settings("set generation.chat=true, or remove it", prompt="{source}", system_message="x"),
     settings("both say what models read", prompt="{source}", member_sources=["input", "empty"]),
     settings("needs a model with a chat template", chat=True),
-    (examples, "line 2 is not SOURCE<tab>TARGET"),
+    *(examples(text, number) for text, number in (("a\tb\na b\n", 2), ("", 1), ("a\t\n", 1))),
     template(None, "there is none"),
     template({"other": "x"}, "KeyError: 'default'"),
     template("{% for", "TemplateSyntaxError: unexpected 'end of template'"),
@@ -152,3 +155,12 @@ def test_a_template_has_little_time(tmp_path: Path) -> None:
     loop = "{% for i in range(99999) %}"
     with pytest.raises(DataError, match="it needs more than 10 s"):
         template(loop + loop + "{% endfor %}{% endfor %}")[0](tmp_path)
+
+
+def test_the_prompt_of_an_empty_line_is_answered() -> None:
+    model = language_model()
+    found, expected = (
+        Translator(model, prompt="w1 {source}w2").translate(["", "w3"]),
+        Translator(model).translate(["w1 w2"]),
+    )
+    assert found[0].text == expected[0].text != ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.objectives.brio import Brio, BrioConfig
 from examples.objectives.group_relative import GroupRelative, GroupRelativeConfig
 from examples.objectives.mbr_distillation import MbrDistillation, MbrDistillationConfig
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
@@ -216,6 +218,21 @@ def test_preference(objective: str, candidates: Any, anchor: Any) -> None:
     assert 0 <= int(logged["preferred"]) <= int(logged["pairs"])
     criterion.sequence_loss(model, batch)[0].backward()
     assert all(parameter.grad is None for parameter in anchor.parameters())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_brio(alpha: float) -> None:
+    """Over all pairs of candidates, some with equal utilities, of sentences with three, two and one of them."""
+    criterion = Brio(BrioConfig(decode=tiny.decoding(), margin=0.3, alpha=alpha), tiny.task())
+    model, wanted = tiny.model(), torch.zeros((), dtype=torch.float64)
+    batch, criterion.decode = tiny.pairs(model), tiny.giving([[*CANDIDATES[0], [6, tiny.EOS]], *CANDIDATES[1:]])  # type: ignore[method-assign]
+    for row, outputs in enumerate(tiny.tokens_of(criterion.decode(model, batch))):
+        ranked = sorted(outputs, key=lambda tokens: -tiny.utility(criterion, batch, row, tokens))
+        for (i, better), (j, worse) in itertools.combinations(enumerate(ranked), 2):
+            if tiny.utility(criterion, batch, row, better) > tiny.utility(criterion, batch, row, worse):
+                scores = [tiny.token_lprobs(model, batch, row, y).sum() / len(y) ** alpha for y in (better, worse)]
+                wanted = wanted + (scores[1] - scores[0] + 0.3 * (j - i)).clamp(min=0)
+    assert_loss(criterion, model, batch, wanted)
 
 
 @pytest.mark.usefixtures("anchor")

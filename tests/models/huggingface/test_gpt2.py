@@ -11,8 +11,7 @@ import torch
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.setup import Limits
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.text.translator import Translator
-from tests.huggingface_gpt2 import END_OF_TEXT, VOCAB, tiny_folder, tiny_model, tiny_tokenizer
+from tests.huggingface_gpt2 import END_OF_TEXT, VOCAB, tiny_folder, tiny_tokenizer
 from tests.huggingface_t5 import change_config
 from tests.tokenizer_texts import HARD, random_ids
 
@@ -77,17 +76,3 @@ def test_prompts_begin_as_the_tokenizer_says(tmp_path: Path) -> None:
 def test_a_prompt_beyond_the_limit_gets_one_token() -> None:
     limits = Limits(max_len_a=-1.0, max_len_b=3, max_len=40)
     assert limits.last_steps(torch.tensor([1, 3, 6])).tolist() == [2, 0, 0]
-
-
-def test_scores_count_the_end_of_sentence(tmp_path: Path) -> None:
-    """The score of a known continuation is the mean over its tokens and end-of-sentence, also in a padded batch."""
-    translator = Translator(load_model(tiny_folder(tmp_path / "theirs")))
-    texts = [" sees a boat", " x"]
-    scored = translator.score(["the dog", "no"], texts)
-    for prompt, text, hypothesis in zip(["the dog", "no"], texts, scored, strict=True):
-        before, after = (tiny_tokenizer()(part).input_ids for part in (prompt, text))
-        ids = torch.tensor([[*before, *after, VOCAB - 1]])
-        with torch.no_grad():
-            lprobs = tiny_model()(ids).logits.log_softmax(-1)[0, len(before) - 1 : -1]
-        wanted = lprobs.gather(1, ids[0, len(before) :].unsqueeze(1)).squeeze(1)
-        torch.testing.assert_close(hypothesis.positional_scores, wanted, rtol=0, atol=1e-4)
