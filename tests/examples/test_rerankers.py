@@ -66,7 +66,7 @@ def test_noisy_channel(names: tuple[str, ...], batch_size: int, monkeypatch: pyt
     models = [text_model(name, 2 * seed, task_for(name, words)) for seed, name in enumerate(names)]
     direct, channel, lm = models
     paths = {"reverse": channel, "lm": lm}
-    monkeypatch.setattr("seqgen.text.translator.load_models", lambda given, device: [paths[path] for path in given])
+    monkeypatch.setattr("seqgen.text.translator.load_models", lambda given, *_, **__: [paths[path] for path in given])
     keys = {"channel": "reverse", "lm": "lm", "channel_weight": 0.8, "lm_weight": 0.5}
     by_key = {"rerank": "noisy_channel", **{f"reranker.{key}": value for key, value in keys.items()}}
 
