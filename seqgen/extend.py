@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from seqgen.system.progress import LineProgress, clock, duration
     from seqgen.system.reading import (is_stored, open_regular, parse_json, parse_yaml, read_bytes, similar_path,
         unique_keys)
-    from seqgen.task import PromptTask, Task
+    from seqgen.task import ModelInMemory, PromptTask, Task
     from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import (SPLITS, RawTextConfig, RawTextTask, cache_folder, check_split, missing_split,
@@ -125,7 +125,7 @@ if TYPE_CHECKING:
     from seqgen.text.input_line import InputLine, MemberSource, split_alternatives, with_prefixes
     from seqgen.text.languages import LanguageReader, encode_source, encode_target
     from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
-    from seqgen.text.members import ModelInMemory, TextModel
+    from seqgen.text.members import TextModel
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
     from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
         count_ngrams, expected_utilities, utility_from_config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory
 from tests.model_zoo import _NARROW_DECODER, _NARROW_LLAMA
 from tests.scripted_model import dictionary
 from tests.text_models import task_for, text_model

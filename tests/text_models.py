@@ -13,8 +13,7 @@ from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.registry import MODELS
-from seqgen.task import PromptTask
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory, PromptTask
 from tests.model_zoo import LANGUAGE_MODELS, small_config
 from tests.scripted_model import dictionary
 

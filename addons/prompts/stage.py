@@ -27,6 +27,7 @@ class PromptStage(api.LineStage):
         DataError: the examples cannot be read.
     """
 
+    reads_empty = True
     sandbox: Any = None  # the process that renders chats, which ends when its input is closed
 
     def __init__(self, cfg: api.GenerationConfig, models: list[api.TextModel]):

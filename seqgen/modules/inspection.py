@@ -5,16 +5,15 @@ Letters: ``L`` layers, ``H`` heads, ``N`` rows, ``T`` positions of a pass, ``K``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.core.errors import ConfigError, nearest
+from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
 from seqgen.modules.multihead_attention import MultiheadAttention
@@ -36,32 +35,6 @@ def num_parameters(module: nn.Module, trainable_only: bool = False) -> int:
 def memory_footprint(module: nn.Module) -> int:
     """Bytes of a module's parameters and buffers, without gradients and optimizer states."""
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-
-
-def names_like(module: nn.Module, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Find the parameters of a module by patterns.
-
-    Args:
-        module: the module.
-        patterns: names of parameters, in which ``*`` matches anything, such as ``"encoder.*"`` or
-            ``"*embed_tokens.weight"``. A tied parameter is found if any of its names matches.
-
-    Returns:
-        By pattern, the first name of each parameter.
-
-    Raises:
-        ConfigError: a pattern matches no parameter.
-    """
-    every, first = dict(module.named_parameters(remove_duplicate=False)), dict[int, str]()
-    for name, param in every.items():
-        first.setdefault(id(param), name)
-    found = {}
-    for pattern in patterns:
-        found[pattern] = list(dict.fromkeys(first[id(every[name])] for name in every if fnmatchcase(name, pattern)))
-        if not found[pattern]:
-            known = [*every, *(f"{name}.*" for name, _ in module.named_modules() if name)]
-            raise ConfigError(f"there is no parameter {pattern!r}{nearest(pattern, known)}")
-    return found
 
 
 _STACKS = (("layers", "layer_norm"), ("convolutions", "fc2"))

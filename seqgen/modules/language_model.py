@@ -130,11 +130,11 @@ class LanguageModelDecoder(IncrementalDecoder):
             prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
             start_offsets = prompts.new_zeros(prompts.size(0)) if mask is None else mask.sum(1)
             beam = tokens.size(0) // prompts.size(0)
-            computed = 1 if new == 1 and self._beams_share(incremental_state) else beam
-            tokens = tokens[:, 1:] if computed == beam else prompts[:, :0]
+            # with one column, the beams of a sentence differ in nothing, so that one row of it is enough
+            width = 1 if new == 1 and self._beams_share(incremental_state) else beam
             # the prompt takes the place of the start token
-            tokens = torch.cat([prompts.repeat_interleave(computed, 0), tokens], dim=1)
-            offsets = None if mask is None else start_offsets.repeat_interleave(computed)
+            tokens = torch.cat([prompts.repeat_interleave(width, 0), tokens[:: beam // width, 1:]], dim=1)
+            offsets = None if mask is None else start_offsets.repeat_interleave(width)
             self.column_counter.begin(incremental_state, start_offsets.repeat_interleave(beam), mask is not None)
         else:
             assert incremental_state is not None
@@ -144,9 +144,9 @@ class LanguageModelDecoder(IncrementalDecoder):
         features = self.transform(tokens, queries, incremental_state)
         self.column_counter.add(incremental_state, tokens.size(1))
         self.advance(incremental_state, new)
-        features = features[:, features.size(1) - new :]
-        beams = prev_output_tokens.size(0) // features.size(0)
-        return features if beams == 1 else features.repeat_interleave(beams, 0), None
+        newest = features[:, features.size(1) - new :]
+        sharing = prev_output_tokens.size(0) // newest.size(0)
+        return newest if sharing == 1 else newest.repeat_interleave(sharing, 0), None
 
     def _beams_share(self, incremental_state: StateDict | None) -> bool:
         """True if a prompt is computed once for all beams: nobody watches the layers, and no state is a user's own."""

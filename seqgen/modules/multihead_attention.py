@@ -332,10 +332,11 @@ class MultiheadAttention(StatefulModule):
         if incremental_state is None:
             return new
         old, stored = self._cache_in(incremental_state), new
+        # the rows that later steps have; those of ``new`` are one for each sentence if the beams share a prompt
         if old is None and not self.encoder_decoder and isinstance(incremental_state, IncrementalState):
             rows = max(rows, len(incremental_state.start_offsets) * incremental_state.beam_size)
         cache = self._new_cache(incremental_state, new, rows) if old is None else old
-        if (beams := rows // new.keys.size(0)) > 1 and isinstance(cache, GrowingCache):  # that share a prompt
+        if (beams := rows // new.keys.size(0)) > 1 and isinstance(cache, GrowingCache):
             stored = KeysAndValues(*(x.repeat_interleave(beams, 0) for x in new[:2]))
         cache = check_returned(cache, "append", cache.append(stored, rows), KeyValueCache)
         if old is None and not is_built_in(type(cache)):

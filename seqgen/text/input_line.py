@@ -176,6 +176,7 @@ class InputEncoder:
         sources: what each model reads, see ``sources_from_config``; the input line where there is no entry.
         num_members: how many of the models are members; their positions limit the output. By default all.
         read_line: changes a line before it is encoded, see ``LineStages.read``; ``None`` for no change.
+        reads_empty: whether empty lines are read and decoded, also if the task does not; see ``LineStage.reads_empty``.
     """
 
     def __init__(
@@ -186,11 +187,13 @@ class InputEncoder:
         sources: Sequence[str | MemberSource] = (),
         num_members: int | None = None,
         read_line: Callable[[InputLine], InputLine] | None = None,
+        reads_empty: bool = False,
     ):
         self.sources, self.read_line = sources, read_line or (lambda line: line)
         self.models, self.cfg, self.last_steps = models, cfg, last_steps
         self.members = models[:num_members]
         self.task = models[0].task
+        self.reads_empty = reads_empty or self.task.reads_empty_lines
         self.languages = LanguageReader(models, cfg)
         self._longest: dict[tuple[int, ...], int] = {}
 
@@ -227,8 +230,7 @@ class InputEncoder:
         Raises:
             DataError: the line has too few fields for ``cfg.member_sources``.
         """
-        prompted = any(getattr(self.cfg, key, None) for key in ("prompt", "chat"))  # of an add-on
-        if not (line.text.strip() or self.task.reads_empty_lines or prompted):
+        if not (line.text.strip() or self.reads_empty):
             given = (("prefix", line.prefix), ("phrases", line.demanded))
             unused = " and ".join(name for name, value in given if value)
             further = f"; its {unused} had no effect" if unused else ""

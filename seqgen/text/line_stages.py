@@ -72,6 +72,7 @@ class LineStage:
         order: when it runs.
         key: the key of ``GenerationConfig`` that selects the stage; empty for a stage that always runs.
         splits: whether ``split`` divides lines; only one stage of a decode can.
+        reads_empty: whether ``read`` makes something of empty lines, which are then decoded.
         written: by key of ``GenerationConfig`` what most formats write of it, such as ``"no terms"``, and the formats
             that write all, such as ``"format=json"``, for a note to the user; ``None`` if all can have the key.
     """
@@ -79,6 +80,7 @@ class LineStage:
     order: ClassVar[LineOrder] = LineOrder.RESULTS
     key: ClassVar[str] = ""
     splits: ClassVar[bool] = False
+    reads_empty: ClassVar[bool] = False
     written: ClassVar[Mapping[str, tuple[str, str] | None]] = {}
 
     @classmethod
@@ -111,7 +113,7 @@ class LineStage:
         raise NotImplementedError
 
     def read(self, line: InputLine) -> InputLine:
-        """Change a line before it is encoded, or demand phrases of its output; empty lines are not read.
+        """Change a line before it is encoded, or demand phrases of its output; see ``reads_empty``.
 
         Args:
             line: the line, whose sources are not encoded yet.
@@ -183,6 +185,7 @@ class LineStages:
     Attributes:
         splitter: the stage that divides lines; ``None`` if they are decoded as they are.
         needs_all: whether a stage writes all hypotheses of the search, not only ``nbest`` of them.
+        reads_empty: whether a stage reads empty lines.
 
     Raises:
         MissingAddonError: a stage belongs to an add-on that is not installed.
@@ -193,6 +196,7 @@ class LineStages:
         self._stages = {name: stage for name, stage in built.items() if stage is not None}
         self.splitter = next((stage for stage in self._stages.values() if stage.splits), None)
         self.needs_all = any(stage.order == LineOrder.HYPOTHESES for stage in self._stages.values())
+        self.reads_empty = any(stage.reads_empty for stage in self._stages.values())
 
     @property
     def written(self) -> dict[str, tuple[str, str] | None]:

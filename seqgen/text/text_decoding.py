@@ -101,9 +101,8 @@ class TextDecoding:
         )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages(cfg, resources), setup.limits.last_steps
-        self.input_encoder = InputEncoder(
-            readers, cfg, last_steps, [*sources, *sources[:1]], len(self.members), self.stages.read
-        )
+        read = self.stages.read, self.stages.reads_empty
+        self.input_encoder = InputEncoder(readers, cfg, last_steps, [*sources, *sources[:1]], len(self.members), *read)
         of_batches = (self.input_encoder.languages, cfg.batch_size, cfg.max_tokens, setup.beam_size, setup.vocab_size)
         self.batcher = Batcher(readers, *of_batches, streamer is not None, self.device)
         if (splitter := self.stages.splitter) is not None and streamer is not None:

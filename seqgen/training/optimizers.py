@@ -14,51 +14,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from seqgen.config import like, option
 from seqgen.core.errors import ConfigError
 from seqgen.registry import register_optimizer
 from seqgen.training.distributed import is_part, local
-
-Groups: TypeAlias = list[dict[str, Any]]
-"""Groups of parameters: ``params``, their ``names``, and perhaps ``lr_scale`` and ``weight_decay``."""
-
-_GROUP_KEYS = ("lr_scale", "weight_decay")
-
-
-def parameter_groups(
-    named: Mapping[str, Parameter], values: Mapping[str, Any], names_like: Callable[[list[str]], Iterable[str]]
-) -> Groups:
-    """Divide parameters into the groups of ``optimization.groups``, and one of all others.
-
-    Args:
-        named: the parameters by name.
-        values: the values of each pattern of names; the first pattern that matches a name holds.
-        names_like: finds the names that match patterns.
-
-    Raises:
-        ConfigError: a pattern matches no parameter, or its values are not numbers from 0 on of ``lr_scale`` and
-            ``weight_decay``.
-    """
-    left, groups = dict(named), []
-    for pattern, given in values.items():
-        known = isinstance(given, Mapping) and given and not given.keys() - {*_GROUP_KEYS}
-        if not known or any(type(value) not in (int, float) or not 0 <= value < math.inf for value in given.values()):
-            raise ConfigError(f"{pattern!r} must have values such as {{lr_scale:0.1,weight_decay:0.0}}, not {given!r}")
-        names = [name for name in names_like([pattern]) if name in left]
-        if not names:
-            raise ConfigError(f"{pattern!r} has only parameters of patterns before it; remove it, or put it first")
-        ordered = [name for name in left if name in names]
-        groups.append({"names": ordered, "params": [left.pop(name) for name in ordered], **given})
-    groups.append({"names": [*left], "params": [*left.values()]})
-    return [group for group in groups if group["params"]]
+from seqgen.training.parameters import Groups
 
 
 @dataclass

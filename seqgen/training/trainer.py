@@ -18,7 +18,6 @@ from seqgen.core.errors import ConfigError, UserError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.decoding.building import name_key_in_errors
-from seqgen.modules.inspection import names_like, num_parameters
 from seqgen.modules.linear import TRAINING
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.system.devices import out_of_memory, seed_everything
@@ -27,7 +26,8 @@ from seqgen.training import distributed
 from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, check_out, sum_outs
 from seqgen.training.distributed import LossModule, PlainCopy, ProcessGroup
 from seqgen.training.lr_schedulers import LRScheduler
-from seqgen.training.optimizers import EMA, parameter_groups
+from seqgen.training.optimizers import EMA
+from seqgen.training.parameters import freeze, names_like, parameter_groups
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
@@ -89,7 +89,7 @@ class Trainer:
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
         self.criterion.begin_training(model)
         self.criterion.module.to(next(model.parameters()))
-        self._frozen_until = _freeze(model, cfg.optimization.freeze)
+        self._frozen_until = freeze(model, cfg.optimization.freeze)
         decay = cfg.optimization.ema_decay
         self.ema = EMA(model, decay) if decay else None
         self._parallelize(model)
@@ -99,7 +99,7 @@ class Trainer:
         self.lr: float | None = None
         self.frozen: set[str] = set()
         with name_key_in_errors("optimization.groups"):
-            groups = parameter_groups(self.named_params, cfg.optimization.groups, self.names_like)
+            groups = parameter_groups(self.named_params, cfg.optimization.groups, self.trained_names)
         self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, groups)  # type: ignore[attr-defined]
         kept = [(*map(id, group["params"]), group.get("lr_scale")) for group in self.optimizer.param_groups]
         if kept != [(*map(id, group["params"]), group.get("lr_scale")) for group in groups]:
@@ -143,7 +143,7 @@ class Trainer:
         if self.sharded and self.ema is not None:
             distributed.parallelize(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 
-    def names_like(self, patterns: Iterable[str]) -> set[str]:
+    def trained_names(self, patterns: Iterable[str]) -> set[str]:
         """The names of the parameters that are trained and match a pattern, such as ``encoder.*``.
 
         Raises:
@@ -463,29 +463,3 @@ class Trainer:
             for name, values in saved["state"].items()
         }
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _freeze(model: EncoderDecoderModel, entries: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """Freeze the parameters that ``optimization.freeze`` names.
-
-    Returns:
-        Those that are frozen for a while: the number of updates, and their names.
-    """
-    until: dict[str, int] = {}
-    with name_key_in_errors("optimization.freeze"):
-        for pattern, colon, updates in (each.partition(":") for each in entries):
-            if [each.partition(":")[0] for each in entries].count(pattern) > 1:
-                raise ConfigError(f"{pattern} is given twice; remove one")
-            if colon and not updates.isdecimal():
-                raise ConfigError(f"{updates!r} after {pattern}: is no number of updates, such as {pattern}:1000")
-            until |= {pattern: int(updates)} if colon else {}
-        found = names_like(model, [each.partition(":")[0] for each in entries])
-    named = dict(model.named_parameters())
-    for pattern in found.keys() - until.keys():
-        for name in found[pattern]:
-            named[name].requires_grad_(False)
-    if not num_parameters(model, trainable_only=True):
-        raise ConfigError(f"optimization.freeze=[{','.join(entries)}] leaves no parameter to train; remove a pattern")
-    return [
-        (updates, [name for name in found[pattern] if named[name].requires_grad]) for pattern, updates in until.items()
-    ]

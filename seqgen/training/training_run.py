@@ -104,11 +104,11 @@ class TrainingRun:
         Raises:
             ConfigError: a pattern matches no parameter that is trained.
         """
-        self.trainer.frozen |= self.trainer.names_like(patterns)
+        self.trainer.frozen |= self.trainer.trained_names(patterns)
 
     def unfreeze(self, *patterns: str) -> None:
         """Train parameters again that ``freeze`` has frozen; see ``freeze``."""
-        self.trainer.frozen -= self.trainer.names_like(patterns)
+        self.trainer.frozen -= self.trainer.trained_names(patterns)
 
     def stop(self, reason: str) -> None:
         """End training after this update and its validation.

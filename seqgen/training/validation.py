@@ -13,7 +13,7 @@ from seqgen.config.values import DEFAULTS, to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.iterator import EpochIterator
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory
 from seqgen.text.translator import Translator
 from seqgen.training.criteria import check_out, mean_scores, sum_outs
 

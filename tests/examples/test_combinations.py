@@ -24,8 +24,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.task import PromptTask
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory, PromptTask
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
 from tests.generators import make_generator

@@ -15,7 +15,7 @@ from examples.papers.marginalized_tokenizations import MarginalConfig, estimate
 from examples.papers.quality_estimation import FUNCTIONS, batch_quality
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
 from tests.scripted_model import dictionary

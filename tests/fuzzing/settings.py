@@ -16,7 +16,7 @@ from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import from_dict, incompatible, to_dict
 from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, SEARCHES, UTILITIES, Registry
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory
 from seqgen.text.output_formats import FORMATS, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator

@@ -20,7 +20,7 @@ from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import FAIRSEQ_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.decoding.combinations import Fusion
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import WordStreamer

@@ -156,7 +156,7 @@ PRIVATE = {
     ("cuda_graphs/captured.py", "seqgen.core.incremental_state"): "compares the tensors of two states",
     ("cuda_graphs/captured.py", "seqgen.core.member"): "records what a member does in a step",
     ("cuda_graphs/captured.py", "seqgen.modules.step_plan"): "a recorded step has a plan of its own",
-    ("export/onnx.py", "seqgen.system.switches"): "a graph must not depend on the example with which it is traced",
+    ("export/graphs.py", "seqgen.system.switches"): "a graph must not depend on the example with which it is traced",
     ("jobs/command.py", "seqgen.cli.line_decoding"): "a worker decodes and writes lines as seqgen-generate does",
     ("jobs/command.py", "seqgen.cli.provenance"): "the manifest has the versions that training records",
     ("jobs/command.py", "seqgen.cli.record"): "a job is continued with the same files, which a record hashes too",

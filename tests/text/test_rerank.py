@@ -15,8 +15,8 @@ from seqgen.config import option
 from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import Fusion
 from seqgen.registry import register_member_source, register_reranker
+from seqgen.task import ModelInMemory
 from seqgen.text.input_line import MemberSource
-from seqgen.text.members import ModelInMemory
 from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator

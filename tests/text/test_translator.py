@@ -22,8 +22,8 @@ import torch
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.decoding.resolution import resolve
+from seqgen.task import ModelInMemory
 from seqgen.text import text_decoding
-from seqgen.text.members import ModelInMemory
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from tests.generators import make_generator

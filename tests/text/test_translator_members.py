@@ -10,7 +10,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.member import MemberSpec
 from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.search.diverse import DiverseBeamSearch
-from seqgen.text.members import ModelInMemory
+from seqgen.task import ModelInMemory
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import task_of, text_model

@@ -11,9 +11,8 @@ import torch
 from seqgen.core.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
-from seqgen.task import Task
+from seqgen.task import ModelInMemory, Task
 from seqgen.text.input_line import InputLine
-from seqgen.text.members import ModelInMemory
 from seqgen.text.results import attend_to_source
 from seqgen.text.translator import Translator
 from seqgen.text.unknown_words import UnknownWords, source_word

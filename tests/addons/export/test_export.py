@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.addons.export import onnx
+from seqgen.addons.export import graphs, onnx
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
@@ -45,8 +45,8 @@ def test_steps_with_named_tensors_give_the_logits_of_the_parallel_pass(name: str
     model, given = build(name), inputs(name, [6, 1, 4], 5)
     expected, _ = model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
     with torch.no_grad(), INPUT_CHOICES.off():
-        step = (onnx.ContinuationGraph if model.continues_source else onnx.StepGraph)(model)
-        encoder = (onnx.PromptGraph if model.continues_source else onnx.EncoderGraph)(model, PAD)
+        step = (graphs.ContinuationGraph if model.continues_source else graphs.StepGraph)(model)
+        encoder = (graphs.PromptGraph if model.continues_source else graphs.EncoderGraph)(model, PAD)
         for rows in (torch.tensor([1]), torch.tensor([2, 0, 0])):  # rows may be dropped and repeated
             source = {key: value[rows] for key, value in encoder(given.src_tokens).items()}
             state = _initial(step, len(rows))
@@ -55,7 +55,7 @@ def test_steps_with_named_tensors_give_the_logits_of_the_parallel_pass(name: str
                 torch.testing.assert_close(logits, expected[rows, seen], rtol=0, atol=1e-10)
 
 
-def _initial(step: onnx.StepGraph, rows: int) -> dict[str, Tensor]:
+def _initial(step: graphs.StepGraph, rows: int) -> dict[str, Tensor]:
     sizes = {"rows": rows, "seen": 0}
     return {
         tensor.name: torch.zeros([sizes.get(size, size) for size in tensor.shape], dtype=tensor.dtype)  # type: ignore[call-overload]
@@ -80,11 +80,11 @@ def test_onnx_files_give_the_logits_of_the_model_alone_and_batched(name: str, tm
     vocab = model.decoder.embed_tokens.num_embeddings
     of_text = model.continues_source
     pad = PAD if of_text else model.padding_idx if "t5" in name else model.encoder.embed_tokens.padding_idx
-    graphs, runs = onnx.export_graphs(model, pad), []
-    for graph, file in zip(graphs, (tmp_path / "encoder.onnx", tmp_path / "step.onnx"), strict=True):
+    pair, runs = graphs.export_graphs(model, pad), []
+    for graph, file in zip(pair, (tmp_path / "encoder.onnx", tmp_path / "step.onnx"), strict=True):
         onnx.write_onnx(graph, file, 20)
         runs.append(onnx.load_onnx(file, graph))
-    computed = (model, *runs, graphs[1])
+    computed = (model, *runs, pair[1])
     words = {"pad": pad, "source_size": vocab, "target_size": vocab, "left": of_text}
     for lengths, steps in (([9, 3, 1, 17], 12), ([8], 3), ([1], 1), ([21, 21], 24)):
         sentences = onnx.Sentences.random(lengths, steps, **words)
@@ -109,10 +109,10 @@ def test_the_description_of_an_export(tmp_path: Path, monkeypatch: pytest.Monkey
     cfg.max_source_positions, cfg.max_target_positions, cfg.decoder_start_token_id = 12, 9, 6
     task = DecodingTask(DecodingConfig(), source, target)
     loaded = LoadedModel(task.build_model(cfg).eval(), task, TrainConfig(model=cfg), tmp_path, generation={"beam": 3})
-    names = [onnx.NamedTensor(name, (onnx.ROWS, len(symbols)), torch.float32) for name in ("logits", "next.a.keys")]
-    graphs: Any = [onnx.Graph(cast(Any, None), names, names)] * 2
+    names = [graphs.NamedTensor(name, (graphs.ROWS, len(symbols)), torch.float32) for name in ("logits", "next.a.keys")]
+    pair: Any = [graphs.Graph(cast(Any, None), names, names)] * 2
     differences = iter([onnx.TOLERANCE / 2, 2 * onnx.TOLERANCE])
-    monkeypatch.setattr(onnx, "export_graphs", lambda *_: graphs)
+    monkeypatch.setattr(onnx, "export_graphs", lambda *_: pair)
     monkeypatch.setattr(onnx, "write_onnx", lambda *_: None)
     monkeypatch.setattr(onnx, "load_onnx", lambda *_: None)
     monkeypatch.setattr(onnx, "largest_difference", lambda *_: next(differences))

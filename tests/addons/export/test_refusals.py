@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seqgen.addons.export.ctranslate2 import specification
-from seqgen.addons.export.onnx import export_graphs
+from seqgen.addons.export.graphs import export_graphs
 from tests.addons.export.test_ctranslate2 import of_model, of_zoo
 from tests.addons.export.test_export import needs_onnx
 from tests.commands import command, refused

@@ -15,8 +15,8 @@ from seqgen.checkpoints.loaders import PromptDecodingTask
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.task import ModelInMemory
 from seqgen.text.input_line import InputLine
-from seqgen.text.members import ModelInMemory
 from seqgen.text.translator import Translator
 from tests.language_models import language_model
 from tests.models.huggingface.test_llama import TEXTS, TOKENIZERS, llama_folder
