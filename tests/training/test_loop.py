@@ -229,7 +229,7 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab, monkeypatch: pytest.Monke
     from tensorboard.summary.writer import event_file_writer
 
     # The files that one process writes within a second are read in the order of their numbers as text: 10 before 9.
-    monkeypatch.setattr(event_file_writer, "_global_uid", 0)
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     overrides = ["common.tensorboard=true", "dataset.validate_decode=5"]
     run = lab.train("board", "optimization.max_update=4", *overrides)
     for _ in range(2):  # the second time nothing is left to do
