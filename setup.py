@@ -27,11 +27,17 @@ CTRANSLATE2 = ["ctranslate2>=4.6,<5"]
 PARAGRAPHS = ["sentencex>=1.0.30,<2"]
 """What generation.input_split=sentences needs."""
 
+CHECKS = ["py3langid>=0.4,<0.5"]
+"""What generation.check_outputs=true needs."""
+
 RETRIEVAL = ["scikit-learn>=1.5", "bm25s>=0.2"]
 """What examples/retrieval.py needs."""
 
 CONFIDENCE = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 """What seqgen-calibrate needs."""
+
+TRANSLATION_FILES = ["translate-toolkit>=3.20,<4", "lxml>=6.1"]
+"""What PO and TMX files need."""
 
 SWEEPS = [
     "hydra-optuna-sweeper>=1.2",
@@ -78,8 +84,10 @@ setup(
             *CTRANSLATE2,
             *RETRIEVAL,
             *PARAGRAPHS,
+            *CHECKS,
             *CONFIDENCE,
             *SWEEPS,
+            *TRANSLATION_FILES,
             "rouge-score>=0.1.2",
             "sacremoses>=0.1.1",
             # real models of Firefox Translations and an engine to compare with; there is no wheel for aarch64
@@ -94,12 +102,14 @@ setup(
             "pyarrow>=16",
             "pandas>=2.2",
             "ray>=2.40",
-            "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the page of traces
+            "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the pages
         ],
         "docs": ["mkdocs-material>=9.5,<10"],
         "paragraphs": PARAGRAPHS,
+        "checks": CHECKS,
         "confidence": CONFIDENCE,
         "sweeps": SWEEPS,
+        "translation-files": TRANSLATION_FILES,
         "retrieval": RETRIEVAL,
         "benchmarks": ["matplotlib>=3.9"],
         "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE

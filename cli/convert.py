@@ -20,7 +20,7 @@ from seqgen.cli.command import log, run
 from seqgen.cli.model_formats import KEYS, MODEL_FORMATS, WRITERS, writer_of
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
-from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, like, option
+from seqgen.config import CommonConfig, ReadingConfig, TrainConfig, like, option
 from seqgen.config.compose import compose
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
@@ -36,7 +36,8 @@ transformer. export: the encoder and one step of the decoder, whose decoding sta
 files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the
 outputs that generation.allowed_outputs allows, encoded for a model, as a file that decoding maps into memory. average:
 the mean of the weights of checkpoints, as a run: of the newest five of a run with path=RUN last=5, or of those of
-path=[A,B,...], which may be runs of one architecture."""
+path=[A,B,...], which may be runs of one architecture. marian: a folder in Marian's format, .npz or int8=true, from a
+run that was fine-tuned from base=MODEL, such as base=firefox:en-pt."""
 
 
 @dataclass
@@ -59,8 +60,16 @@ class ConvertConfig:
     output: str = option("", "folder to write, which must not exist yet", role="output_path")
     format: str = option("run", "what is written", choices=MODEL_FORMATS)
     input: str = option(
-        "", "with format=trie: the allowed outputs, in a form of generation.allowed_outputs", role="input_path"
+        "",
+        "with format=trie: the allowed outputs, in a form of generation.allowed_outputs; with format=marian: a text to "
+        "decode, so that the command prints BLEU before and after",
+        role="input_path",
     )
+    reference: str = option("", "with format=marian: the reference outputs of input", role="input_path")
+    base: str = option(
+        "", "with format=marian: the model in Marian's format that path was fine-tuned from", role="input_path"
+    )
+    int8: bool = option(False, "with format=marian: write 8-bit integers, for Firefox and Bergamot, in place of .npz")
     source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
     opset: int = option(20, "with format=export: version of ONNX's operator set", minimum=18, maximum=23)
@@ -92,8 +101,8 @@ def convert(cfg: ConvertConfig) -> None:
         print(f"{folder}: the average of {', '.join(names)}")
         return
     (name,) = cfg.path
-    path, to_run = local_path(name), cfg.format == "run"
-    if to_run and path.exists() and checkpoint_loader_of(path) is None:
+    path = local_path(name)
+    if cfg.format == "run" and path.exists() and checkpoint_loader_of(path) is None:
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
     writer = writer_of(cfg.format) if cfg.format in WRITERS else None
@@ -104,21 +113,13 @@ def convert(cfg: ConvertConfig) -> None:
     if writer is not None:
         writer.write(cfg, loaded)
         return
-    if to_run:
-        config = run_config(loaded, cfg)
-        write_run(loaded, config, folder)
-    else:
-        from seqgen.models.huggingface.checkpoint import save_pretrained
-
-        wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
-        for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):
-            log(f"{folder}: {note}")
+    config = run_config(loaded, cfg)
+    write_run(loaded, config, folder)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {name}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
-    if to_run:
-        words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
-        print(f"fine-tune: {shlex.join([*words, *_text_arguments(config.task, folder)])}")
+    words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
+    print(f"fine-tune: {shlex.join([*words, *_text_arguments(config.task, folder)])}")
 
 
 def _check_keys(cfg: ConvertConfig) -> None:
@@ -151,7 +152,7 @@ def _check_keys(cfg: ConvertConfig) -> None:
         raise ConfigError(f"output is missing: set output=FOLDER, the {cfg.format} folder to write")
     if Path(cfg.output).exists():
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
-    if cfg.format in ("huggingface", *WRITERS):
+    if cfg.format in WRITERS:
         check_output("output", cfg.output, cfg.input)
 
 
@@ -209,10 +210,15 @@ def _text_arguments(task: Any, folder: Path) -> list[str]:
         return prefixes  # the task is the run's
     if isinstance(task, PromptDecodingConfig):
         return ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
-    if (folder / "source_tokenizer").is_dir():  # Marian
-        return ["task=translation", "task.source_lang=SOURCE", "task.target_lang=TARGET", *prefixes]
-    if load_tokenizer(folder / "tokenizer").languages is not None:
+    two_sided = (folder / "source_tokenizer").is_dir()  # Marian
+    if not two_sided and load_tokenizer(folder / "tokenizer").languages is not None:
         return ["task=multilingual_translation", "task.pairs=[SOURCE-TARGET]", *prefixes]
+    if two_sided or task.translates:
+        languages = (
+            f"task.source_lang={task.source_lang or 'SOURCE'}",
+            f"task.target_lang={task.target_lang or 'TARGET'}",
+        )
+        return ["task=translation", *languages, *prefixes]
     return ["task=text_to_text", "task.mixture=MIXTURE.yaml"]
 
 

@@ -22,6 +22,7 @@ from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
 from seqgen.config.values import changed, split_argument
 from seqgen.core.errors import ConfigError, DataError
+from seqgen.data.records import is_json
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.metrics import text_scores
 from seqgen.registry import import_declared
@@ -35,6 +36,9 @@ from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
 from seqgen.text.word_streaming import TextStreamer
 
+UNIT_FILES = {".po", ".pot", ".xlf", ".xliff"}
+"""Endings of the names of files whose units are decoded."""
+
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
 
 
@@ -47,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise ConfigError(f"there are words without KEY=, or lines=, and input={cfg.input}; remove one of them")
             cfg.input = "-"  # words are read as standard input is
             sys.stdin = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in cfg.lines).encode()))
+        if cfg.units != "unfinished" or UNIT_FILES & {Path(name).suffix.lower() for name in (cfg.input, cfg.output)}:
+            files = import_declared("seqgen.addons.translation_files.command", "a file of units (.po, .xlf)")
+            return int(files.decode(cfg, lambda: decode(cfg, arguments)))
+        return decode(cfg, arguments)
+
+    def decode(cfg: GenerateConfig, arguments: Arguments) -> int:
         keys = [split_argument(override)[0] for override in arguments.overrides]
         if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
             raise ConfigError(
@@ -189,8 +199,6 @@ def _check_keys(cfg: GenerateConfig) -> None:
         if not cfg.trace.endswith(SUFFIXES):
             raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
         check_output("trace", cfg.trace, *files, other_outputs=[cfg.output], in_place=True)
-    if cfg.record == "-":
-        raise ConfigError("record=- is not possible, because outputs are written there; set record=FILE.json")
     if cfg.record:
         check_output("record", cfg.record, *files, other_outputs=[cfg.output, cfg.trace])
 
@@ -206,9 +214,8 @@ def input_lines(cfg: Any, task: Task, typed: TypedLines | None = None) -> Iterat
     task = line_decoding.part_of(cfg.dataset, task)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
-    lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
-    if cfg.input == "-":
-        lines = stream_lines(typed or sys.stdin.buffer, "standard input")
+    stdin = typed or sys.stdin.buffer
+    lines = stream_lines(stdin, "standard input") if cfg.input == "-" else line_decoding.read_input(cfg.input, task)
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
@@ -224,21 +231,20 @@ def check_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     Raises:
         DataError: a file cannot be read, or the numbers of lines differ.
     """
-    line_decoding.check_plain_text(input=[cfg.input], reference=[cfg.reference], prefix=[cfg.prefix])
+    line_decoding.check_plain_text(
+        input=[] if is_json(Path(cfg.input)) else [cfg.input], reference=[cfg.reference], prefix=[cfg.prefix]
+    )
     references = list(read_lines(Path(cfg.reference), pipes=True)) if cfg.reference else None
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):  # a pipe can be read only once
         return references, None if references is None else len(references)
     count = count_lines(Path(cfg.input))
-    if references is not None and len(references) != count:
-        raise DataError(
-            f"input={cfg.input} has {count} lines but reference={cfg.reference} has {len(references)}; line n of the "
-            "reference must belong to line n of the input"
-        )
-    if cfg.prefix and (prefixes := count_lines(Path(cfg.prefix))) != count:
-        raise DataError(
-            f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the prefix "
-            "file must be the forced beginning of output n"
-        )
+    prefixes = list(read_lines(Path(cfg.prefix))) if cfg.prefix else None
+    for key, lines in (("reference", references), ("prefix", prefixes)):
+        if lines is not None and len(lines) != count:
+            raise DataError(
+                f"input={cfg.input} has {count} lines but {key}={getattr(cfg, key)} has {len(lines)}; line n of the "
+                f"{key} must belong to line n of the input"
+            )
     return references, count
 
 

@@ -6,7 +6,7 @@ At its end, tokenized output, such as that of older checkpoints, can become text
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from seqgen.config.options import FILES
 from seqgen.config.settings import USER, Layer, Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
-from seqgen.data.records import is_table
+from seqgen.data.records import is_json, is_table
 from seqgen.data.tokenizers.base import SPACE
 from seqgen.modules.dtypes import dtype_to_load
 from seqgen.system.switches import MAPPED_WEIGHTS, apply_switches
@@ -73,8 +73,13 @@ def check_outputs(cfg: GenerateConfig) -> None:
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     make_text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    of_tokens = {"stream": cfg.stream, "trace": cfg.trace, "format=fairseq": cfg.format == "fairseq"}
+    of_tokens |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
     for stage in stages_of(cfg.generation).values():
         stage.check(cfg)
+        for key in (key for key, given in of_tokens.items() if given and not stage.streams):
+            chosen = f"generation.{stage.key}={value_text(getattr(cfg.generation, stage.key))}"
+            raise ConfigError(f"{key} cannot be used with {chosen}; remove one of them")
 
 
 def check_plain_text(**files: Sequence[str]) -> None:
@@ -94,6 +99,13 @@ def check_plain_text(**files: Sequence[str]) -> None:
                 f"{key}={name} has the name of a table; give plain text (a job reads .jsonl and .parquet, with "
                 "job.column=FIELD)"
             )
+
+
+def read_input(file: str, task: Task) -> Iterator[str]:
+    """The lines of a file, see ``Task.read_input``; JSON lines only for a task with columns."""
+    if not (task.columns and is_json(Path(file))):
+        check_plain_text(input=[file])
+    return task.read_input(file)
 
 
 def decoding_files(cfg: GenerateConfig) -> list[str]:

@@ -16,6 +16,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "huggingface": ("reading",),
     "export": ("opset", "reading"),
     "ctranslate2": ("reading",),
+    "marian": ("base", "input", "int8", "reference"),
     "average": ("last",),
     "trie": ("input", "reading"),
 }
@@ -26,9 +27,11 @@ MODEL_FORMATS = list(KEYS)
 """The values of ``format``; ``register_model_format`` adds one."""
 
 WRITERS: dict[str, Any] = {
+    "huggingface": "seqgen.addons.huggingface.convert",
     "export": "seqgen.addons.export.onnx",
     "ctranslate2": "seqgen.addons.export.ctranslate2",
     "trie": "seqgen.addons.catalogue.convert",
+    "marian": "seqgen.addons.marian.convert",
 }
 """By the value of ``format`` what writes it, or the name of its module: ``check(cfg)`` raises if a package or a key is
 missing, and ``write(cfg, loaded)`` writes what belongs to a model and prints what it wrote. ``DTYPE`` is that of the

@@ -19,6 +19,8 @@ from seqgen.text.output_formats import json_text
 
 BLEU_WORDS = 4
 """Number of words in the longest sequences that BLEU counts."""
+_FILES = ("page", "record")
+"""The outputs that are always files."""
 
 
 def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str] = (), in_place: bool = False) -> None:
@@ -35,6 +37,8 @@ def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str]
         ConfigError: the output is a folder, an input file or another output, or its folder does not exist.
         UserError: the system does not allow writing it.
     """
+    if path == "-" and key in _FILES:
+        raise ConfigError(f"{key}=- is not possible, because it is not written to standard output; set {key}=FILE")
     if path == "-":
         return
     place = Path(path)

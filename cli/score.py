@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.line_decoding import check_plain_text, load_with_notes
+from seqgen.cli.line_decoding import check_plain_text, load_with_notes, read_input
 from seqgen.cli.output import check_output, format_scores, open_output, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
@@ -20,6 +20,7 @@ from seqgen.data.text import read_lines
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.modules.language_model import LanguageModel
 from seqgen.registry import import_declared
+from seqgen.system.files import write_atomically
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
@@ -28,7 +29,7 @@ systems: scores with confidence intervals, and paired tests against the first on
 reference=FILE it writes the log-probability of each reference line under the model or ensemble; a language model
 needs no source."""
 
-OF_TEXT = ("lowercase", "tokenize", "metrics", "comet_model", "json", "compare")
+OF_TEXT = ("lowercase", "tokenize", "metrics", "comet_model", "json", "page", "compare")
 """Keys that have an effect only when text is scored."""
 
 OF_COMPARISONS = ["bleu", "chrf", "ter"]
@@ -115,6 +116,7 @@ class ScoreConfig:
     json: str = option(
         "", "file for the comparison as JSON; - for standard output, in place of the table", role="output_path"
     )
+    page: str = option("", "HTML file for the comparison, with the scores of all lines", role="output_path")
     compare: CompareConfig = dataclasses.field(default_factory=CompareConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
@@ -146,16 +148,21 @@ def score(cfg: ScoreConfig) -> int:
             "model needs no source)"
         )
     _check_keys(cfg)
-    check_plain_text(hypothesis=cfg.hypothesis, reference=cfg.reference, source=[cfg.source])
+    check_plain_text(hypothesis=cfg.hypothesis, reference=cfg.reference, source=[] if cfg.path else [cfg.source])
     if cfg.path:
         return _score_by_model(cfg)
-    if len(cfg.hypothesis) > 1 or cfg.json:  # one system with ``json`` gets intervals too
+    if compares(cfg):
         return compare_systems(cfg)
     texts, _ = read_texts(cfg)
     if texts.hypotheses:
         for line in format_scores(corpus_scores(cfg.metrics or METRICS, texts), texts.hypotheses):
             print(line)
     return 0
+
+
+def compares(cfg: ScoreConfig) -> bool:
+    """True if systems are compared; a single one that is written as JSON or a page gets intervals too."""
+    return bool(len(cfg.hypothesis) > 1 or cfg.json or cfg.page)
 
 
 def read_texts(cfg: ScoreConfig) -> tuple[Texts, list[list[str]]]:
@@ -230,8 +237,11 @@ def compare_systems(cfg: ScoreConfig) -> int:
     """
     keys = cfg.compare
     tools = import_declared("seqgen.addons.compare.comparison", "the comparison of several systems")
+    files = (*cfg.hypothesis, *cfg.reference, cfg.source)
     if cfg.json:
-        check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
+        check_output("json", cfg.json, *files)
+    if cfg.page:
+        check_output("page", cfg.page, *files, other_outputs=[cfg.json])
     names = system_names(cfg.hypothesis, keys.names)
     metrics = cfg.metrics or OF_COMPARISONS
     for name in metrics:
@@ -244,6 +254,8 @@ def compare_systems(cfg: ScoreConfig) -> int:
     systems = [tools.System(*pair) for pair in zip(names, outputs, strict=True)]
     options = tools.Options(metrics, tests != "none", tests == "both", keys.seed, keys.examples)
     comparison = tools.compare(systems, texts, options)
+    if cfg.page:
+        write_atomically(Path(cfg.page), tools.page_of_systems(comparison))
     write_report(tools.text_report(comparison), comparison.as_dict(), cfg.json)
     return 0
 
@@ -255,14 +267,14 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     check_output("output", cfg.output, cfg.source, reference, in_place=True)
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
-    sources, references = parallel_lines([cfg.source or reference, reference])
+    _, references = parallel_lines([cfg.source or reference, reference])
     loaded = load_with_notes(cfg, set_up_device(cfg.common))
     settings = dataclasses.asdict(cfg.generation)
     if not cfg.generation.combination:
         del settings["combination"]  # the first model may have one
     translator = Translator(loaded, **settings)
     if cfg.source:
-        scored = translator.score(sources, references)
+        scored = translator.score([*read_input(cfg.source, translator.task)], references)
     elif all(isinstance(item.model, LanguageModel) for item in loaded):
         keys = {"tokens_per_sample": cfg.tokens_per_sample, "context_window": cfg.context_window}
         scored = translator.score_text(references, **keys)
@@ -312,20 +324,19 @@ def _check_keys(cfg: ScoreConfig) -> None:
         raise ConfigError(f"{unused[0]} is for scoring with {other}= and has no effect with {this}=; remove it")
     if cfg.path:
         return
-    compares = len(cfg.hypothesis) > 1 or cfg.json
-    if "compare" in given and not compares:
-        raise ConfigError("keys of compare need several systems, hypothesis=[A,B], or json=FILE; remove them")
+    if "compare" in given and not compares(cfg):
+        raise ConfigError("keys of compare need several systems, hypothesis=[A,B], json=FILE or page=FILE; remove them")
     if cfg.compare.seed and cfg.compare.tests == "none":
         raise ConfigError("compare.seed has no effect with compare.tests=none; remove one of them")
     if cfg.compare.examples != CompareConfig().examples and len(cfg.hypothesis) < 2:
         raise ConfigError("compare.examples needs several systems, hypothesis=[A,B]; remove it")
-    names = cfg.metrics or (OF_COMPARISONS if compares else METRICS)
+    names = cfg.metrics or (OF_COMPARISONS if compares(cfg) else METRICS)
     metrics = [corpus_metric(name) for name in names]
-    shows_examples = len(cfg.hypothesis) > 1 and cfg.compare.examples > 0
+    shows_examples = bool(cfg.page or (len(cfg.hypothesis) > 1 and cfg.compare.examples))
     if cfg.source and not shows_examples and not any(metric.needs_sources for metric in metrics):
         raise ConfigError(
-            "source has no effect: it is for metric comet, for the sentences that changed most (hypothesis=[A,B]) and "
-            "for path=RUN; remove it"
+            "source has no effect: it is for metric comet, for the sentences that changed most (hypothesis=[A,B]), for "
+            "page=FILE and for path=RUN; remove it"
         )
     used = {setting for metric in metrics for setting in metric.settings}
     if shows_examples:

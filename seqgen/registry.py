@@ -308,5 +308,5 @@ register_training_observer = TRAINING_OBSERVERS.register
 SEARCHES.declare("constrained", "seqgen.decoding.search.constrained")
 SEARCHES.declare("sampling", "seqgen.decoding.search.sampling")
 SEARCHES.declare("beam_sampling", "seqgen.decoding.search.sampling")
-SEARCHES.declare("contrastive", "seqgen.decoding.search.contrastive")
+SEARCHES.declare("contrastive", "seqgen.addons.contrastive.search")
 SEARCHES.declare("marian", "seqgen.addons.marian.search")

@@ -15,18 +15,22 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.core.component import Phrases
 from seqgen.core.contract import Flagged, Flags, check_returned
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import ConfigError, listing
 from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis
+from seqgen.data.columns import Column
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import Dataset, collate
+from seqgen.data.records import JsonFormat
+from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.observers import Streamer, Streaming
 from seqgen.decoding.options import build_setup
 from seqgen.metrics import text_scores
 from seqgen.registry import MODELS
+from seqgen.system.error_messages import library_errors
 
 
 def other_languages(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -52,6 +56,7 @@ class Task(Flagged):
 
     Attributes:
         datasets: the loaded datasets by split.
+        text_field: the name of the source in a line with columns, which is that of the column in a table.
     """
 
     flags: ClassVar[Flags] = {
@@ -77,11 +82,12 @@ class Task(Flagged):
     translates: bool = False
     """True if outputs are about as long as their sources, as translations are; a much shorter one is then noted."""
 
-    column_pads: Mapping[str, int] = MappingProxyType({})
-    """The id of padding of each column that has ids; see ``collate``."""
+    columns: Mapping[str, Column] = MappingProxyType({})
+    """The columns of examples, by name."""
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         self.cfg = cfg
+        self.text_field = str(getattr(cfg, "source_column", "") or getattr(cfg, "source_lang", "") or "source")
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.datasets: dict[str, Dataset] = {}
@@ -222,16 +228,37 @@ class Task(Flagged):
         return torch.tensor(self.source_tokenizer.encode_source(text))
 
     def split_columns(self, line: str, number: int) -> tuple[str, Mapping[str, Any]]:
-        """Separate the text of a line that is decoded or scored from its columns; by default there are none.
+        """Separate the text of a line that is decoded or scored from its columns.
 
         Args:
-            line: the line, which is not empty.
+            line: the line, which is not empty. If the task has columns and it begins with a brace, it is a JSON object
+                with the text as ``text_field``, and all columns.
             number: its number, from 0.
 
         Returns:
             The text, which is the source; and the columns, see ``Example.columns``.
+
+        Raises:
+            DataError: the line is not such an object.
         """
-        return line, {}
+        if not self.columns or not line.startswith("{"):
+            return line, {}
+        with library_errors(f"line {number + 1}"):
+            lists = tuple(name for name, one in self.columns.items() if one.kind != "text")
+            record = JsonFormat((self.text_field, *self.columns), lists).read(line)
+        return record[self.text_field], self.read_columns(record, f"line {number + 1}")
+
+    def read_columns(self, record: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Convert the columns of a record; see ``Column.read``."""
+        return {name: column.read(record.get(name), where) for name, column in self.columns.items()}
+
+    def read_input(self, file: str) -> Iterator[str]:
+        """The lines of a file that is decoded or scored, with columns as ``split_columns`` reads them.
+
+        Args:
+            file: the name of the file, which may be a pipe.
+        """
+        return read_lines(Path(file), pipes=True)
 
     def encode_source_in(self, text: str, source_lang: str, target_lang: str) -> Tensor:
         """Turn a source line of a multilingual model into ids; only for tasks that do not override ``encode_source``.
@@ -310,7 +337,7 @@ class Task(Flagged):
         """
         comparing = ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty")
         for key in () if self.source_dictionary == self.target_dictionary else comparing:
-            if (value := getattr(cfg, key)) != getattr(GenerationConfig, key):
+            if (value := getattr(cfg, key, None)) != getattr(GenerationConfig, key, None):
                 raise ConfigError(
                     f"generation.{key}={value} compares target ids with source ids, and this model has two different "
                     "vocabularies; remove it, or train with a joint vocabulary"
@@ -337,7 +364,7 @@ class Task(Flagged):
             target_pad=words.pad(),
             start_token=model.start_token(words.eos()),
             left_pad_source=model.left_pad_source,
-            column_pads=self.column_pads,
+            column_pads={name: one.pad for name, one in self.columns.items() if one.pad is not None},
         )
         if words.pad() != words.eos() or batch.target is None:
             return batch
@@ -353,7 +380,15 @@ class Task(Flagged):
 
         Returns:
             What the criterion returns: the loss summed over ``sample_size`` units, and values to log.
+
+        Raises:
+            ConfigError: the batch has columns that neither the encoder nor the criterion reads.
         """
+        parts = model.encoder, criterion
+        read = {name.removesuffix("_lengths") for part in parts for name in getattr(part, "inputs", ())}
+        if unread := sorted({name.removesuffix("_lengths") for name in batch.source.inputs} - read):
+            names = " and ".join(type(part).__name__ for part in parts)
+            raise ConfigError(f"the inputs of {names} do not name the columns {listing(unread)}; remove them")
         return criterion(model, batch)
 
     @torch.no_grad()

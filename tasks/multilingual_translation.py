@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from seqgen.config import option
+from seqgen.config import like, option
 from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
@@ -23,7 +23,7 @@ from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLangu
 from seqgen.data.tokenizers.setup import check_one_vocabulary, prepare_tokenizers
 from seqgen.registry import register_task
 from seqgen.tasks.raw_text import split_value
-from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
+from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig
 
 
 @dataclass
@@ -38,6 +38,7 @@ class MultilingualTranslationConfig(ParallelTextConfig):
     )
     valid: str = option("", "validation text, in the same form")
     test: str = option("", "test text, in the same form")
+    columns: dict[str, Any] = like(TranslationConfig, "columns")
     languages: list[str] = option(
         [],
         "ENDING=CODE: code of a language, such as de=deu_Latn, where the tokenizer has another code than the file "
@@ -103,10 +104,12 @@ class MultilingualTranslationTask(ParallelTextTask):
         pairs = _pairs(cfg)
         check_one_vocabulary(cfg)
 
-        def text(_: object) -> Iterable[str]:
-            for pair in pairs:
-                _files(cfg, pair, "train").check()
-            return read_lines(cls.data_files(cfg, folder, "train"))  # a file of several pairs is read once
+        def text(sides: Sequence[int | str]) -> Iterable[str]:
+            files = [_files(cfg, pair, "train") for pair in pairs]
+            for each in files:
+                each.check()
+            # a file of several pairs is read once
+            return read_lines([*dict.fromkeys(path for each in files for side in sides for path in each.of(side))])
 
         def complete(made: Tokenizer) -> Tokenizer:
             return with_languages(made, [pair.codes for pair in pairs], cfg.language_token)
@@ -116,8 +119,7 @@ class MultilingualTranslationTask(ParallelTextTask):
     @classmethod
     def data_files(cls, cfg: MultilingualTranslationConfig, folder: Path, split: str) -> list[Path]:
         """The files of all pairs, each once; see ``Task.data_files``."""
-        pairs = [_files(cfg, pair, split) for pair in _pairs(cfg)]
-        return list(dict.fromkeys(path for files in pairs for path in [*files.source, *(files.target or ())]))
+        return list(dict.fromkeys(path for pair in _pairs(cfg) for path in _files(cfg, pair, split).all()))
 
     def part(self, name: str) -> Self:
         """The task restricted to one pair; see ``Task.part``."""
@@ -225,7 +227,8 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
     problems: list[DataError] = []
     for prefix in names:
         try:
-            return find_parallel(prefix, source, target, key=f"task.{split}", optional_target=split == "test")
+            key, optional = f"task.{split}", split == "test"
+            return find_parallel(prefix, source, target, key=key, optional=optional, names=cfg.columns)
         except DataError as error:
             problems.append(error)
     raise problems[0]

@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from seqgen.config import MOST_WORKERS, like, option
 from seqgen.core.errors import ConfigError, nearest
+from seqgen.data.columns import Column
 from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import find_files
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, check_one_vocabulary, prepare_tokenizers, without_languages
 from seqgen.system.files import CACHE
 from seqgen.task import Task
@@ -122,6 +123,9 @@ class TextTask(Task):
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path):
         super().__init__(cfg, source_tokenizer, target_tokenizer)
         self.folder = folder
+        declared = getattr(cfg, "columns", {})
+        of_text = {name: load_tokenizer(folder / f"column_{name}") for name in declared if declared[name] == "text"}
+        self.columns = {n: Column(n, kind, of_text.get(n), cfg.max_source_positions) for n, kind in declared.items()}
 
     @property
     def cache(self) -> Path:

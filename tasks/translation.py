@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.records import Table, find_table, is_table
-from seqgen.data.text import ParallelFiles, find_parallel
+from seqgen.data.text import ParallelFiles, find_column, find_parallel
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
@@ -38,7 +41,7 @@ class TranslationConfig(ParallelTextConfig):
     target_lang: str = option("", "target language: file name ending of the target files, such as de")
     train: str = option(
         "",
-        "training text: path without .SRC and .TGT, or .tsv, .jsonl or .parquet (may be .gz); may be a wildcard",
+        "training text: path without .SRC and .TGT, or .tsv, .jsonl, .parquet or .tmx (may be .gz); may be a wildcard",
         role="input_path",
         other_names=("trainpref",),
     )
@@ -46,6 +49,9 @@ class TranslationConfig(ParallelTextConfig):
     test: str = option("", "test text, in the same form", role="input_path", other_names=("testpref",))
     source_column: str = option("", "source column of tables: name, or number in TSV; if empty, source_lang or 1")
     target_column: str = option("", "target column, in the same form; if empty, target_lang or 2")
+    columns: dict[str, Any] = option(
+        {}, "further columns: {topic:text,image:[512]}; a kind is text, id, ids, number, or the shape of an array"
+    )
 
 
 def check_languages(cfg: Any) -> None:
@@ -91,7 +97,7 @@ class ParallelTextTask(TextTask):
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
         """Make the task; see ``Task.setup_task``."""
 
-        def lines(sides: Sequence[int]) -> Iterator[str]:
+        def lines(sides: Sequence[int | str]) -> Iterator[str]:
             files = cls.find_files(cfg, folder, "train")
             files.check()  # check line numbers before a vocabulary is trained on the files
             return chain.from_iterable(map(files.lines, sides))
@@ -105,12 +111,29 @@ class ParallelTextTask(TextTask):
     @classmethod
     def data_files(cls, cfg: Any, folder: Path, split: str) -> list[Path]:
         """The source files and the target files; see ``Task.data_files``."""
-        files = cls.find_files(cfg, folder, split)
-        return list(dict.fromkeys([*files.source, *(files.target or ())]))
+        return cls.find_files(cfg, folder, split).all()
 
     def source_lines(self, split: str) -> Iterator[str]:
-        """The raw source text of a split, line by line."""
-        return self.files(split).lines(0)
+        """The raw source text of a split, line by line; with columns as JSON, see ``split_columns``."""
+        return self._with_columns(self.files(split))
+
+    def read_input(self, file: str) -> Iterator[str]:
+        """The lines of a file; columns are in files beside it, as in training, or in lines of JSON."""
+        prefix = str(Path(file.removesuffix(".gz")).with_suffix(""))
+        names = {} if is_table(file) else self.columns
+        columns = {name: [*found.values()] for name in names if (found := find_column(prefix, name))}
+        return self._with_columns(ParallelFiles([Path(file)], None, columns)) if columns else super().read_input(file)
+
+    def _with_columns(self, files: ParallelFiles) -> Iterator[str]:
+        if not files.columns:
+            return files.lines(0)
+        return (json.dumps(row, default=np.ndarray.tolist) for row in self._rows(files))
+
+    def _rows(self, files: ParallelFiles) -> Iterator[dict[str, Any]]:
+        """The source of each line and its columns."""
+        files.check(allow_empty=True)
+        rows = zip(files.lines(0), *map(files.lines, files.columns), strict=True)
+        return (dict(zip([self.text_field, *files.columns], row, strict=True)) for row in rows)
 
     def references(self, split: str) -> Iterator[str] | None:
         """The raw target text of a split, line by line; ``None`` if there is none."""
@@ -148,7 +171,7 @@ class ParallelTextTask(TextTask):
             target = self._side(f"{split}.{sides[1]}", files, 1, self.target_tokenizer, added[1])
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
-        return PairDataset(
+        dataset = PairDataset(
             source,
             target,
             name=name or split,
@@ -156,12 +179,16 @@ class ParallelTextTask(TextTask):
             max_target_positions=self.cfg.max_target_positions,
             on_overlong=self.cfg.on_overlong,
         )
+        if self.columns:
+            rows = enumerate(self._rows(files), 1)
+            dataset.columns = [self.read_columns(row, f"{split}, row {number}") for number, row in rows].__getitem__
+        return dataset
 
     def _side(self, label: str, files: ParallelFiles, side: int, tokenizer: Tokenizer, added: AddedTokens) -> Side:
         if isinstance(files, Table):
             return Side(files.sides[side].store(self.cache, label, tokenizer, self.cfg.workers), added)
-        paths = (files.target or []) if side else files.source
-        return Side(build_store(self.cache, label, paths, TokenEncoder(tokenizer), workers=self.cfg.workers), added)
+        store = build_store(self.cache, label, files.of(side), TokenEncoder(tokenizer), workers=self.cfg.workers)
+        return Side(store, added)
 
 
 @register_task("translation", config=TranslationConfig)
@@ -196,5 +223,5 @@ class TranslationTask(ParallelTextTask):
         files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz), or a table"
         prefix = split_value(cfg, split, f"PREFIX of the files {files}")
         if is_table(prefix):
-            return find_table(prefix, (cfg.source_column, cfg.target_column), languages, f"task.{split}")
-        return find_parallel(prefix, *languages, key=f"task.{split}", optional_target=split == "test")
+            return find_table(prefix, (cfg.source_column, cfg.target_column), languages, f"task.{split}", cfg.columns)
+        return find_parallel(prefix, *languages, key=f"task.{split}", optional=split == "test", names=cfg.columns)

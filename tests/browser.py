@@ -1,7 +1,5 @@
 """A headless Chromium, for the tests of pages; they are skipped where there is none."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs commands in the process of the test; a small corpus for them."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import importlib

@@ -1,7 +1,5 @@
 """Settings for all tests, and which tests need an add-on that is not installed."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import signal

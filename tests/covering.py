@@ -1,7 +1,5 @@
 """Covering combinations: every value of every dimension occurs, at a fraction of the cost of the product."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exhaustive search: all outputs of a small vocabulary, ranked by a formula."""
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Checkpoints in the formats of several fairseq versions, made from small random models of seqgen."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

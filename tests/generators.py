@@ -1,7 +1,5 @@
 """Sequence generators for tests, made from plain values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Malicious files: small files that make a reader without limits run for hours or allocate gigabytes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A server on the loopback that answers as the Hugging Face Hub does, with folders as repositories."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

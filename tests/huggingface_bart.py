@@ -1,7 +1,5 @@
 """Tiny random models of BART's family by the original (transformers), and the same models here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

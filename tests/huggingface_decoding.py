@@ -1,7 +1,5 @@
 """Decodes the same models with transformers and with seqgen, and compares the results."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

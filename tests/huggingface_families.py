@@ -3,8 +3,6 @@
 To add an architecture, write its file of originals and enter its variants into ``VARIANTS``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.models.huggingface.architecture import Architecture, JSONConfig
-from seqgen.models.huggingface.checkpoint import architecture_of
+from seqgen.addons.huggingface.architecture import Architecture, JSONConfig
+from seqgen.addons.huggingface.checkpoint import architecture_of
 from tests import huggingface_bart, huggingface_gpt2, huggingface_llama, huggingface_t5
 from tests.huggingface_bart import write_tokenizer
 from tests.huggingface_decoding import sharp_model

@@ -1,7 +1,5 @@
 """Tiny random GPT-2 models of the original (transformers) and their tokenizer."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pairs of a tiny random model of transformers and the same model here, with one batch, to compare their insides."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny random models of Llama's family by the original (transformers)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

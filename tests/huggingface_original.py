@@ -1,7 +1,5 @@
 """Makes the original of a tiny random model (transformers), which the files of the families then randomize."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

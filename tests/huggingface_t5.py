@@ -1,7 +1,5 @@
 """Tiny random T5 models of the original (transformers), in every variant, and the same models here."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import io
@@ -16,8 +14,8 @@ import pytest
 import sentencepiece
 import torch
 
-from seqgen.models.huggingface.architecture import JSONConfig
-from seqgen.models.huggingface.t5 import ARCHITECTURE
+from seqgen.addons.huggingface.architecture import JSONConfig
+from seqgen.addons.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5 import T5Model
 from tests.commands import sentences
 from tests.huggingface_original import make_original

@@ -1,7 +1,5 @@
 """Comparison of hypotheses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

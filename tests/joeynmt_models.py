@@ -1,7 +1,5 @@
 """Models in the files of JoeyNMT with random weights, and what they compute, in plain tensors."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping

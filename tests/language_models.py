@@ -1,7 +1,5 @@
 """Small random language models with a vocabulary of words, ready to continue prompts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer

@@ -1,6 +1,4 @@
-"""Writes Marian's binary formats: models in float32 or in 8-bit integers, and lexical shortlists."""
-
-from __future__ import annotations
+"""Small models in Marian's binary format, and lexical shortlists."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -11,45 +9,14 @@ import numpy as np
 
 from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
 
-FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 MAGIC = 0xF11A48D5013417F5
 
 
-def quantized(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.float32]:
-    """Integers from -127 to 127 and the factor by which they are divided."""
-    factor = np.float32(127) / np.abs(array).max().astype(np.float32)
-    return np.rint(array * factor).astype(np.int8), factor
-
-
-def is_matrix(name: str, array: np.ndarray[Any, Any]) -> bool:
-    """True for the arrays that Marian's converter stores in 8 bits."""
-    return array.ndim == 2 and min(array.shape) > 1 and array.dtype == np.float32
-
-
 def write_binary(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], int8: bool = False) -> None:
-    """Write a model; with ``int8`` its matrices are quantized, and transposed except embeddings."""
-    tensors = []
-    for name, array in arrays.items():
-        if int8 and is_matrix(name, array):
-            integers, factor = quantized(array)
-            content = (integers if "Wemb" in name else integers.T).tobytes() + factor.tobytes()
-            tensors.append((name, INTGEMM8, array.shape, content))
-        else:
-            kind = INT8 if array.dtype in (np.int8, np.uint8) else FLOAT32
-            tensors.append((name, kind, array.shape, array.tobytes()))
-    path.write_bytes(encoded(tensors))
+    """Write a model; with ``int8`` its matrices are quantized."""
+    from seqgen.addons.marian.binary import binary_model, encode
 
-
-def encoded(tensors: Sequence[tuple[str | bytes, int, Sequence[int], bytes]], version: int = 1) -> bytes:
-    """The content of a file: name, type, shape and data of each tensor; data is aligned to 256 bytes."""
-    names = [(name.encode() if isinstance(name, str) else name) + b"\0" for name, _, _, _ in tensors]
-    data = [content + bytes(-len(content) % 256) for _, _, _, content in tensors]
-    parts = [struct.pack("<QQ", version, len(tensors))]
-    for (_, kind, shape, _), name, content in zip(tensors, names, data, strict=True):
-        parts.append(struct.pack("<4Q", len(name), kind, len(shape), len(content)))
-    parts += [*names, *(struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in tensors)]
-    padding = -(sum(map(len, parts)) + 8) % 256
-    return b"".join([*parts, struct.pack("<Q", padding), bytes(padding), *data])
+    path.write_bytes(binary_model([encode(name, array, int8) for name, array in arrays.items()]))
 
 
 def shortlist(lists: Sequence[Sequence[int]], frequent: int) -> bytes:

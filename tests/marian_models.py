@@ -7,8 +7,6 @@ and CTranslate2 4.8.5 adds log-probabilities of given outputs, for models that i
     python tests/marian_models.py tests/recorded/marian ctranslate2
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -5,8 +5,6 @@ To add a model, import its file and add one entry to ``_BUILDERS``: a name, whic
 properties there. Models of add-ons that are not installed are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -147,6 +145,15 @@ _BUILDERS = {
         joint=True,
         **{**_NARROW, **PRE_NORM, **LEARNED, "position_offset": 5, "activation_fn": "swish"},
         **{"layernorm_embedding": True, "share_encoder_decoder_embed": True},
+    ),
+    "transformer_ssru": registered(
+        "transformer_ssru",
+        True,
+        **_NARROW,
+        **_PAPER,
+        share_all_embeddings=True,
+        output_bias=True,
+        decoder_start_token_id=1,
     ),
     "lstm_tiny": registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
     "average": registered("average", embed_dim=12, max_positions=64),

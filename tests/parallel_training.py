@@ -1,7 +1,5 @@
 """Training runs of several processes, which the tests start by ``torch.multiprocessing``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of small tokenizers in Hugging Face's layout, of each class."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json
@@ -12,9 +10,9 @@ import sentencepiece
 import torch
 from tokenizers import ByteLevelBPETokenizer
 
+from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.llama import LlamaConfig, LlamaModel
 from seqgen.models.t5 import T5Config, T5Model
 from tests.tokenizer_texts import TEXT

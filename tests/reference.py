@@ -3,8 +3,6 @@
 ``python -m tests.reference > docs/reference.md`` writes the page.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Beam search by fairseq's rules as plain loops over one sentence: slow, and short enough to verify by reading."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

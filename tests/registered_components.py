@@ -1,7 +1,5 @@
 """A user's file that registers built-in components that have no names, so that a check can choose them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from seqgen.core.processors import LogitsProcessor

@@ -1,7 +1,5 @@
 """Models without weights whose next-token probabilities are given, so that tests can compute scores by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Step contexts for tests of single components: one row for each sentence, unless said otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every registered search strategy with small values, for the invariants that are tested on each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

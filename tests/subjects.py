@@ -1,7 +1,5 @@
 """The models of the zoo with random inputs, and as subjects of the checks."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

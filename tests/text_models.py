@@ -1,8 +1,6 @@
 """Small random models with a vocabulary of words, ready to translate text."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +17,29 @@ from tests.scripted_model import dictionary
 
 WORDS = 19
 TEXTS = ["w1 w5 w8", "w2", "w3 w3 w17 w3 w5 w9 w11", "w4 w5 w6", "w0 w18 w2 w7 w1"]
+
+
+class Pieces(WhitespaceTokenizer):
+    """A tokenizer whose tokens are given strings, some of which may be equal; ``"\\udcc3"`` is the byte ``0xc3``."""
+
+    def __init__(self, pieces: Sequence[str]):
+        super().__init__(Dictionary())
+        self.pieces = ["", "", "", "", *pieces]
+        for number, piece in enumerate(pieces):
+            self.dictionary.add_symbol(f"{number} {piece}" if piece in pieces[:number] else piece)
+
+    def encode(self, text: str) -> list[int]:
+        fitting = [i for i, piece in enumerate(self.pieces) if piece and text.startswith(piece)]
+        if not fitting:
+            return []
+        longest = max(fitting, key=lambda i: len(self.pieces[i]))
+        return [longest, *self.encode(text[len(self.pieces[longest]) :])]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.token_bytes()[i] or b"" for i in ids).decode()
+
+    def token_bytes(self) -> list[bytes | None]:
+        return [piece.encode(errors="surrogateescape") or None for piece in self.pieces]
 
 
 def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None) -> DecodingTask:

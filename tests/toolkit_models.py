@@ -4,8 +4,6 @@ A weight depends on the names of the parameter and of the token, not on the toke
 output. Models of one seed and the same tokens therefore compute the same log-probabilities in all three formats.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Sequence
@@ -16,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from seqgen.addons.huggingface.architecture import JSONConfig
+from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.addons.marian.loader import _layout, _model_config
+from seqgen.checkpoints.layouts import weights_of
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece
-from seqgen.models.huggingface.architecture import JSONConfig
-from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.weights import weights_of
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests.fairseq_checkpoints import TRANSFORMER, in_args, options_of, write
 from tests.marian_models import OPTIONS

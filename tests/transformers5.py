@@ -9,8 +9,6 @@ publishes them). Each is read and saved again; the inputs are those of the forme
 folder of ``write_random`` in ``test_oracle_language_models.py``, with its prompts and warpers in ``decodes.json``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

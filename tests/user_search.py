@@ -1,7 +1,5 @@
 """A user's search strategy; tests import it only through ``common.user_dir``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from seqgen.extend import BeamSearch, Candidates, Scores, StepContext, option, register_search

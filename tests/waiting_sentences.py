@@ -1,7 +1,5 @@
 """Queues of sentences for continuous batching."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

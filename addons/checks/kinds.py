@@ -19,7 +19,7 @@ from seqgen.addons.checks.components import COMBINATION, OBSERVER, PROCESSOR, SH
 from seqgen.addons.checks.criteria import Training, invariants_of
 from seqgen.addons.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
 from seqgen.addons.checks.strategies import STRATEGY
-from seqgen.addons.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
+from seqgen.addons.checks.subject import Decoding, Ids, Subject, randomize_, task_of, tiny_dictionary
 from seqgen.addons.checks.tasks import TASK, Prepared
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.extend import (
@@ -39,7 +39,6 @@ from seqgen.extend import (
     Search,
     Task,
     UserError,
-    WhitespaceTokenizer,
     log,
     nearest,
     read_lines,
@@ -150,7 +149,7 @@ def model_subject(cfg: ModelCheckConfig) -> Subject:
         build = partial(new_model, cfg.model, words, 1)
         # the invariants of search need peaked distributions
         models = [randomize_(new_model(cfg.model, words), factor=factor) for factor in (1.0, 1.5)]
-        lines = _lines(cfg.input, _task(words), models[0])
+        lines = _lines(cfg.input, task_of(words), models[0])
         given: Any = {"tolerance": cfg.tolerance, "lines": lines}
         subject, searched = (Subject(one, words, len(words), build, **given) for one in models)
     modules = (subject.model.decoder, subject.model.encoder, *subject.model.modules())
@@ -162,6 +161,7 @@ def model_subject(cfg: ModelCheckConfig) -> Subject:
         subject.invariants, subject.advice = STEPPING, {"": cause}
     else:
         subject.invariants, subject.then = PASSES | STEPPING | WEIGHTS, replace(searched, invariants=SEARCH)
+    Ids.of(subject.model, subject.dictionary, subject.source_size)  # refuses an encoder that reads columns
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
@@ -169,11 +169,6 @@ def model_subject(cfg: ModelCheckConfig) -> Subject:
             "set the model's maximum lengths to at least that"
         )
     return subject
-
-
-def _task(words: Dictionary) -> Task:
-    """A task whose tokens are the words of a text, for random models."""
-    return Task(None, WhitespaceTokenizer(words), WhitespaceTokenizer(words))
 
 
 def _texts(path: str) -> list[str]:
@@ -277,21 +272,20 @@ def component_subject(group: str, cfg: DecodingCheckConfig) -> Decoding:
     registry, chooser = DECODING_COMPONENTS[group]
     chosen = getattr(cfg.generation, chooser)
     component = registry.entry(chosen if isinstance(chosen, str) else chosen[-1]).component
-    build, tokenizer = None, None
+    build = None
     if cfg.path:
         loaded = _load_members(group, cfg)
         task, models = loaded[0].task, [one.model for one in loaded]
-        words, sources, tokenizer = task.target_dictionary, task.source_dictionary, task.target_tokenizer
     else:
-        words = sources = tiny_dictionary(WORDS, _texts(cfg.input))
-        task = _task(words)
+        words = tiny_dictionary(WORDS, _texts(cfg.input))
+        task = task_of(words)
         build = partial(_peaked_model, cfg.model or small_transformer())
         models = [build(words, seed) for seed in range(2 if group == "combination" else 1)]
     rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
     further: dict[str, Any] = {"tolerance": cfg.tolerance, "invariants": KINDS[group].invariants}
     further.update(lines=_lines(cfg.input, task, models[0]), owners=[component], variants=rules)
-    subject = Decoding(generation, group, build, words, sources, kind, models, tokenizer, **further)
+    subject = Decoding(generation, group, build, task, kind, models, **further)
     begin, end = subject.ids.words
     if end - begin < FEWEST:
         raise ConfigError(f"the vocabulary has at most {end - begin} words in a row, but the checks need {FEWEST}")
@@ -378,7 +372,7 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     component: Any = GROUPS["criterion"].of(cfg.criterion).component
     what = "criterion cannot be built from its keys and a task"
     with _building(what, "correct its __init__"):
-        criterion = component(cfg.criterion, _task(words))
+        criterion = component(cfg.criterion, task_of(words))
         criterion.begin_training(model)
     randomize_(criterion.module.double())
     ids, invariants = Ids.of(model, words, len(words)), invariants_of(criterion)

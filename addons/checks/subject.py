@@ -29,7 +29,7 @@ from seqgen.extend import (
     Phrases,
     SequenceGenerator,
     Session,
-    Tokenizer,
+    Task,
     WhitespaceTokenizer,
     build_setup,
     collate,
@@ -102,7 +102,14 @@ class Ids:
             model: the model.
             dictionary: its target vocabulary.
             source_size: size of its source vocabulary.
+
+        Raises:
+            ConfigError: the encoder reads columns.
         """
+        if getattr(model.encoder, "inputs", ()):
+            raise ConfigError(
+                f"{type(model.encoder).__name__} reads columns, for which the checks have no random values"
+            )
         eos, size = dictionary.eos(), min(len(dictionary), source_size)
         start = model.start_token(eos)
         special = {token for token in (*dictionary.special_ids.values(), start) if token is not None and token < size}
@@ -296,6 +303,11 @@ def randomize_(model: EncoderDecoderModel, seed: int = 0, factor: float = 1.0) -
     return model.eval()
 
 
+def task_of(words: Dictionary) -> Task:
+    """A task whose tokens are the words of a text, for random models."""
+    return Task(None, WhitespaceTokenizer(words), WhitespaceTokenizer(words))
+
+
 LONGEST = 6
 """The maximum length of an output, end-of-sentence included."""
 
@@ -309,11 +321,9 @@ class Decoding(Compared):
             checked with; its ``beam`` is the beam size of the checks.
         group: the kind of component, the prefix of its keys.
         build: builds a random model for a vocabulary, given a seed; ``None`` for trained models.
-        dictionary: the target vocabulary.
-        sources: the source vocabulary.
+        task: has the vocabularies and tokenizers.
         kind: the class of the component; of a search strategy or combination the base class, since rules have variants.
         models: the members.
-        tokenizer: the target tokenizer; by default, tokens are words.
 
     The rules (``semantics``) that it is checked under are the variants.
     """
@@ -323,11 +333,14 @@ class Decoding(Compared):
     generation: GenerationConfig
     group: str
     build: Callable[[Dictionary, int], EncoderDecoderModel] | None
-    dictionary: Dictionary
-    sources: Dictionary
+    task: Task
     kind: type[Component]
     models: list[EncoderDecoderModel]
-    tokenizer: Tokenizer | None
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The target vocabulary."""
+        return self.task.target_dictionary
 
     @property
     def without(self) -> dict[str, Any]:
@@ -345,15 +358,15 @@ class Decoding(Compared):
     @cached_property
     def ids(self) -> Ids:
         """The ids of the inputs."""
-        return replace(Ids.of(self.models[0], self.dictionary, len(self.sources)), lines=self.lines)
+        return replace(Ids.of(self.models[0], self.dictionary, len(self.task.source_dictionary)), lines=self.lines)
 
     def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = SOURCES, seed: int = 1) -> Batch:
         """Random sources with their texts and line numbers; see ``Ids.batch``."""
         batch, special = self.ids.batch(lengths, rows, seed=seed), (self.ids.pad, self.ids.eos)
         if self.lines:
             return replace(batch, texts=[self.lines[self.ids.line(row, seed)][0] for row in batch.ids.tolist()])
-        rows_of_ids = batch.source.src_tokens.tolist()
-        texts = [" ".join(self.sources.symbol(id) for id in row if id not in special) for row in rows_of_ids]
+        symbol, rows_of_ids = self.task.source_dictionary.symbol, batch.source.src_tokens.tolist()
+        texts = [" ".join(symbol(id) for id in row if id not in special) for row in rows_of_ids]
         return replace(batch, texts=texts)
 
     def generator(
@@ -372,9 +385,7 @@ class Decoding(Compared):
         ends = [self.dictionary.symbol(token) for token in few]  # outputs have unequal lengths
         values = {"min_len": 0, "max_len": LONGEST, "end_symbols": ends, "semantics": self.variant, **options}
         models = self.models * members if len(self.models) == 1 else self.models
-        tokenizer = self.tokenizer or WhitespaceTokenizer(self.dictionary)
-        cfg, further = replace(self.generation, **values), objects or {}
-        return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, fast=fast, **further))
+        return self.task.build_generator(models, replace(self.generation, **values), fast=fast, **(objects or {}))
 
     def phrases(self, setup: DecodingSetup, batch: Batch) -> list[Phrases] | None:
         """Phrases for a strategy that supports constraints: none, one or two for each sentence."""
@@ -429,4 +440,4 @@ class Decoding(Compared):
             raise NotApplicableError("a trained model has one vocabulary")
         words = tiny_dictionary(639, [text for text, _ in self.lines])
         models = [self.build(words, 0) for _ in self.models]
-        return replace(self, dictionary=words, sources=words, models=models)
+        return replace(self, task=task_of(words), models=models)

@@ -1,4 +1,4 @@
-"""The comparison of systems: scores, tests, and the sentences that changed most, as text of 80 columns and as JSON."""
+"""The comparison of systems: scores, tests, and the sentences that changed most, as text, page and JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from seqgen.addons.compare.document import table_text
 from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, score_and_test, seed_of
-from seqgen.extend import Texts
+from seqgen.extend import Texts, render_template
 
 VERSION = 1
 """Version of the JSON form."""
@@ -27,10 +27,11 @@ def changes(first: System, other: System, texts: Texts, chrf: Measure, count: in
     Returns:
         Those with the largest differences first, in their JSON form; equal outputs are left out.
     """
+    scores = list(zip(*(chrf.scores(system.hypotheses) for system in (first, other)), strict=True))
     found: list[dict[str, Any]] = [
         {
             "line": number + 1,
-            "chrf": [chrf.score(system.hypotheses, [number]) for system in (first, other)],
+            "chrf": list(scores[number]),
             "source": texts.sources[number] if texts.sources else None,
             "references": [text[number] for text in texts.every_reference],
             "hypotheses": [before, after],
@@ -161,6 +162,33 @@ SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
 _SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
 
 
+def page_of_systems(comparison: Comparison) -> str:
+    """The comparison as a page, with all lines.
+
+    Args:
+        comparison: what ``compare`` returned.
+    """
+    every = {"chrf": comparison.measures.get("chrf") or measure("chrf", comparison.texts), **comparison.measures}
+    measures = {name: one for name, one in every.items() if one.of_sentences}
+    texts = [system.hypotheses for system in comparison.systems]
+    values = {
+        "comparison": comparison,
+        "explanation": explanation(comparison),
+        "cells": _score_cells(comparison),
+        "measures": measures,
+        "scores": {name: [one.scores(text) for text in texts] for name, one in measures.items()},
+        "lines": list(zip(*comparison.texts.every_reference, *texts, strict=True)),
+    }
+    return render_template(__package__, "systems.html", **values)
+
+
+def _score_cells(comparison: Comparison) -> list[list[str]]:
+    """The head and the rows of the table of scores, without empty columns."""
+    rows = list(_score_rows(comparison))
+    columns = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    return [[row[place] for place in columns] for row in (SCORES, *rows)]
+
+
 def text_report(comparison: Comparison) -> str:
     """The comparison as text.
 
@@ -170,25 +198,10 @@ def text_report(comparison: Comparison) -> str:
     Returns:
         Lines of at most 80 columns, except for sentences.
     """
-    first, *others = [system.name for system in comparison.systems]
-    rows = list(_score_rows(comparison))
-    columns = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
-    cells = [[row[place] for place in columns] for row in (SCORES, *rows)]
-    lines = [table_text(cells[0], cells[1:], whole=range(1, len(SCORES)), gap=1), ""]
-    lines += [f"{name}: {item.signature}" for name, item in comparison.measures.items() if item.signature]
-    lines += filter(None, [explanation(comparison)])
-    for other, found in zip(others, comparison.changed, strict=False):
-        most = f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
-        lines += ["", most if found else f"{other} has the same outputs as {first}"]
-        for change in found:
-            before, after = change["chrf"]
-            lines.append(f"line {change['line']}: {before:.1f} -> {after:.1f} ({after - before:+.1f})")
-            texts = [("source", change["source"])] if change["source"] is not None else []
-            texts += [("reference", text) for text in change["references"]]
-            texts += zip((first, other), change["hypotheses"], strict=True)
-            width = max(len(name) for name, _ in texts)
-            lines += [f"  {name:<{width}}  {text}".rstrip() for name, text in texts]
-    return "\n".join(lines).rstrip()
+    head, *rows = _score_cells(comparison)
+    table = table_text(head, rows, whole=range(1, len(SCORES)), gap=1)
+    values = {"comparison": comparison, "table": table, "explanation": explanation(comparison)}
+    return "\n".join(map(str.rstrip, render_template(__package__, "systems.txt", **values).split("\n"))).rstrip()
 
 
 def explanation(comparison: Comparison) -> str:

@@ -1,40 +1,37 @@
-"""The page of training runs: their learning curves, and their table."""
+"""The page of training runs: their scores, what differs, learning curves, and sample translations."""
 
 from __future__ import annotations
 
-import html
-import io
+import os
 from collections.abc import Mapping, Sequence
-from importlib import resources
-from string import Template
+from pathlib import Path
+from urllib.parse import quote
 
-from seqgen.addons.compare.runs import Run, shown, text_table
+from seqgen.addons.compare.runs import Run, differing_columns, highest_first, score_columns, shown
+from seqgen.extend import render_template
 
-_WIDTH = 240
-"""Columns of the table, which can be scrolled."""
-_LINES = ("solid", "dashed", "dotted")
-"""Kinds of lines, each with ten colours, as matplotlib and CSS call them."""
-_LOG_RANGE = 20
-"""The scale is logarithmic if the largest value is at least this many times the smallest."""
+_SAMPLES = 3
+"""Sample translations of each run."""
 
 
-def page_of_runs(runs: Sequence[Run], by: str = "") -> str:
+def page_of_runs(runs: Sequence[Run], by: str = "", folder: Path = Path()) -> str:
     """The page of runs.
 
     Args:
         runs: the runs, in their order.
         by: what they are sorted by.
+        folder: that of the page, from which it links the runs.
     """
-    from matplotlib.colors import to_hex  # slow to import
-
-    page = Template((resources.files(__package__) / "page.html").read_text(encoding="utf-8"))
-    names = []
-    for number, run in enumerate(runs):
-        line = f"2px {_LINES[number // 10 % len(_LINES)]} {to_hex(f'C{number}')}"
-        names.append(f'<li><b style="border-top: {line}"></b> {html.escape(run.name)}</li>')
-    figures = [_figure(title, chart) for title, chart in charts(runs).items()]
-    table = html.escape(text_table(runs, by, _WIDTH))
-    return page.substitute(figures="\n".join(figures), names="\n".join(names), table=table)
+    scores = score_columns(runs, by)
+    values = {
+        "columns": scores | differing_columns(runs),
+        "numbers": [*scores][1:],
+        "highest_first": highest_first(runs),
+        "links": [quote(os.fsencode(os.path.relpath(run.folder, folder))) for run in runs],
+        "charts": charts(runs),
+        "samples": [{**one, "number": n} for n, run in enumerate(runs) for one in run.samples[:_SAMPLES]],
+    }
+    return render_template(__package__, "runs.html", runs=runs, by=by.lower(), **values)
 
 
 def charts(runs: Sequence[Run]) -> dict[str, dict[int, Mapping[int, float]]]:
@@ -56,23 +53,3 @@ def charts(runs: Sequence[Run]) -> dict[str, dict[int, Mapping[int, float]]]:
                 title = f"{event}/{score}, {text}" if event == "valid" else f"{event}/{score}"
                 found.setdefault(title, {})[number] = curve
     return dict(sorted(found.items()))
-
-
-def _figure(title: str, chart: Mapping[int, Mapping[int, float]]) -> str:
-    """A chart, whose text has the colour of the page's."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for number, curve in chart.items():
-        axes.plot([*curve], [*curve.values()], color=f"C{number}", linestyle=_LINES[number // 10 % len(_LINES)])
-    values = [value for curve in chart.values() for value in curve.values()]
-    axes.set_yscale("log" if 0 < _LOG_RANGE * min(values) < max(values) else "linear")
-    axes.set_xlabel("updates")
-    axes.grid(alpha=0.3)
-    file = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = file.getvalue().replace("#000000", "currentColor")
-    return f"<figure><figcaption>{html.escape(title)}</figcaption>{svg[svg.index('<svg') :]}</figure>"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,7 +31,7 @@ from seqgen.extend import (
     similar_path,
     to_dict,
 )
-from seqgen.training.run_log import LOG, SCORES, lower_is_better
+from seqgen.training.run_log import LOG, lower_is_better
 
 CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 """What training writes into a run folder, besides its log and its scores."""
@@ -39,6 +39,7 @@ CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 DEPTH = 2
 """Depth of folders in which runs are looked for."""
 _NOT_SCORES = ("event", "time", "update", "epoch")
+_SAMPLE = ("source", "hypothesis", "reference")
 _TRAINED = (LOG, CHECKPOINTS)
 """Files of a run whose training has begun; a command that failed earlier leaves a configuration only. A converted model
 has no log."""
@@ -62,6 +63,7 @@ class Run:
         best: the validation scores at the best update, by name.
         best_update: that update.
         curves: by event and name, the values at each update.
+        samples: decoded sentences of the best validation, with ``source``, ``hypothesis`` and ``reference``.
         sessions: the calls of ``seqgen-train``; empty if not known.
         problems: what could not be read.
     """
@@ -79,6 +81,7 @@ class Run:
     best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
     curves: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    samples: list[dict[str, str]] = field(default_factory=list)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -154,7 +157,10 @@ def read_run(folder: Path, name: str = "") -> Run:
     run.metric = str(run.config.get("checkpoint.best_checkpoint_metric", "loss")).lower()
     log = _log(run)
     _summarize(run, log)
-    _read_scores(run)
+    _find_best(run)
+    samples = {str(row.get("update")): row["samples"] for row in log if isinstance(row.get("samples"), list)}
+    chosen: list[Any] = samples.get(str(run.best_update)) or next(reversed(samples.values()), [])
+    run.samples = [{name: str(one.get(name, "")) for name in _SAMPLE} for one in chosen if isinstance(one, dict)]
     return run
 
 
@@ -179,14 +185,26 @@ def defaults_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(flatten(to_dict(TrainConfig())))
     del found["run_dir"], found["prepare_only"]
-    for group, registry in GROUPS.items():
+    for group in GROUPS:
         found.pop(group, None)
-        name = values.get(f"{group}._name")
-        try:
-            found |= flatten(to_dict(registry.entry(str(name)).config()), f"{group}.") if name else {}
-        except ConfigError:
-            continue
+        found |= _presets(group, values)[0]
     return found
+
+
+def _presets(group: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The defaults of a configuration's component, and its presets; one without values if it is not registered.
+
+    Args:
+        group: the component's group.
+        values: the values of the configuration by key.
+    """
+    name = str(values.get(f"{group}._name"))
+    try:
+        entry = GROUPS[group].entry(name)
+    except ConfigError:
+        return [{}]
+    presets = {name: entry.config(), **entry.presets}
+    return [{**dict(flatten(to_dict(one), f"{group}.")), f"{group}._name": name} for name, one in presets.items()]
 
 
 def _log(run: Run) -> list[dict[str, Any]]:
@@ -230,19 +248,12 @@ def _summarize(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
         run.stopped = str(log[-1].get("reason", ""))
 
 
-def _read_scores(run: Run) -> None:
-    """Read the best scores from ``scores.json``; if it is missing or damaged, find them in the log."""
-    try:
-        content = parse_json(read_bytes(run.folder / SCORES))
-        best, metric = content["best"], content["metric"]
-        run.best = {str(name): float(value) for name, value in best["scores"].items() if _is_number(value)}
-        run.best_update, run.metric = int(best["update"]), str(metric)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        scores = {name: curve for (event, name), curve in run.curves.items() if event == "valid"}
-        curve = next((curve for name, curve in scores.items() if name.lower() == run.metric), {})
-        if curve:
-            run.best_update = (min if lower_is_better(run.metric) else max)(curve, key=curve.__getitem__)
-            run.best = {name: curve[run.best_update] for name, curve in scores.items() if run.best_update in curve}
+def _find_best(run: Run) -> None:
+    """Find the best scores, which ``scores.json`` has too, since it is made from the log."""
+    scores = {name: curve for (event, name), curve in run.curves.items() if event == "valid"}
+    if curve := next((curve for name, curve in scores.items() if name.lower() == run.metric), {}):
+        run.best_update = (min if lower_is_better(run.metric) else max)(curve, key=curve.__getitem__)
+        run.best = {name: curve[run.best_update] for name, curve in scores.items() if run.best_update in curve}
 
 
 def _is_number(value: Any) -> bool:
@@ -258,7 +269,8 @@ SPLITS = ("train", "valid", "test")
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The keys whose values differ.
 
-    A key of a component that not all runs use is listed only if a run has set it to another value than its default.
+    A component is called by the preset that it is most like. Its keys are left out if that says it all: each run has
+    the value of its preset, or no such key. Presets of components that are not registered are not known.
 
     Args:
         runs: the runs; those whose configuration cannot be read are left out.
@@ -266,20 +278,29 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     Returns:
         For each key, the value of each run, ``MISSING`` if it has none.
     """
-    readable = [run.config for run in runs if run.config]
-    keys = dict.fromkeys(key for config in readable for key in config if not key.startswith(_IGNORED))
-    differing = [group for group in GROUPS if len({config.get(f"{group}._name") for config in readable}) > 1]
-    defaults = [defaults_of(config) for config in readable]
-    found = {}
-    for key in keys:
-        values = [config.get(key, MISSING) for config in readable]
-        if all(value == values[0] for value in values):
-            continue
-        pairs = zip(values, (default.get(key, MISSING) for default in defaults), strict=True)
-        are_defaults = all(value in (MISSING, default) for value, default in pairs)
-        if key.partition(".")[0] in differing and MISSING in values and are_defaults:
-            continue
-        found[key] = [run.config.get(key, MISSING) for run in runs]
+    presets, found = [_nearest_presets(run.config) for run in runs], dict[str, list[Any]]()
+    named = [{name: value for name, value in preset.items() if name.endswith("._name")} for preset in presets]
+    configs = [{**run.config, **names} for run, names in zip(runs, named, strict=True)]
+    for key in dict.fromkeys(key for config in configs for key in config if not key.startswith(_IGNORED)):
+        values = [config.get(key, MISSING) for config in configs]
+        readable = [value for value, config in zip(values, configs, strict=True) if config]
+        group = key.partition(".")[0]
+        names = [config.get(f"{group}._name") for config in configs]
+        first = dict(zip(reversed(names), reversed(values), strict=True))  # of the first run with a component
+        usual = [preset.get(key, first[name]) for preset, name in zip(presets, names, strict=True)]
+        are_usual = all(value in (MISSING, other) for value, other in zip(values, usual, strict=True))
+        is_named = group in GROUPS and not key.endswith("._name") and are_usual
+        if not is_named and any(value != readable[0] for value in readable):
+            found[key] = values
+    return found
+
+
+def _nearest_presets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the presets that the components of a configuration are most like, with their names."""
+    found: dict[str, Any] = {}
+    for group in GROUPS:
+        best: dict[str, Any] = max(_presets(group, config), key=lambda one: sum(config.get(k) == one[k] for k in one))
+        found |= best
     return found
 
 
@@ -349,6 +370,11 @@ def score_names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.best))
 
 
+def highest_first(runs: Sequence[Run]) -> list[str]:
+    """The names of the scores of which high values are good."""
+    return [name for name in score_names(runs) if not lower_is_better(name)]
+
+
 def choose_scores(runs: Sequence[Run], by: str) -> list[str]:
     """The scores of the text: the one that sorts, those that select checkpoints, and well-known ones."""
     names = {name.lower(): name for name in score_names(runs)}
@@ -367,12 +393,9 @@ def text_table(runs: Sequence[Run], by: str = "", width: int = WIDTH) -> str:
     Returns:
         The lines.
     """
-    scores = choose_scores(runs, by)
-    head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
-    rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
-    parts = [table_text(head, rows, texts=(1,), width=width)]
-    differing = {key_name(key): list(map(shown, values)) for key, values in differences(runs).items()}
-    if found := _grouped(differing | _differing_sessions(runs)):
+    columns = {"": [str(number) for number in range(1, len(runs) + 1)], **score_columns(runs, by)}
+    parts = [table_text([*columns], zip(*columns.values(), strict=True), texts=(1,), width=width)]
+    if found := _grouped(differing_columns(runs)):
         parts.append(table_text(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,), width=width))
     elif unread := ", ".join(run.name for run in runs if not run.config and len(runs) > 1):
         parts.append(f"what differs is not known: the configuration of {unread} cannot be read")
@@ -381,13 +404,27 @@ def text_table(runs: Sequence[Run], by: str = "", width: int = WIDTH) -> str:
     return "\n\n".join(parts)
 
 
-def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
-    """For each run its name, updates, scores, speed and time, as text."""
-    for run in runs:
-        values = [f"{run.best[name]:.4g}" if name in run.best else MISSING for name in scores]
-        speed = MISSING if run.tokens_per_second is None else f"{run.tokens_per_second:.0f}"
-        time = MISSING if run.seconds is None else clock(run.seconds)
-        yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, time]
+def score_columns(runs: Sequence[Run], by: str = "") -> dict[str, list[str]]:
+    """By heading the name, updates, scores, speed and time of each run, as text.
+
+    Args:
+        runs: the runs.
+        by: what they are sorted by.
+    """
+    scores = choose_scores(runs, by)
+    columns = {HEADINGS["name"]: [run.name for run in runs]}
+    columns["updates"] = [MISSING if run.updates is None else str(run.updates) for run in runs]
+    columns |= {name: [f"{run.best[name]:.4g}" if name in run.best else MISSING for run in runs] for name in scores}
+    speeds = [run.tokens_per_second for run in runs]
+    columns[HEADINGS["tokens_per_second"]] = [MISSING if speed is None else f"{speed:.0f}" for speed in speeds]
+    columns[HEADINGS["seconds"]] = [MISSING if run.seconds is None else clock(run.seconds) for run in runs]
+    return columns
+
+
+def differing_columns(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """By key, version and split of the data that differs, what each run has, as text."""
+    differing = {key_name(key): list(map(shown, values)) for key, values in differences(runs).items()}
+    return differing | _differing_sessions(runs)
 
 
 def _differing_sessions(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ A metric has the form that these tests need: statistics of each sentence, comput
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -155,16 +156,15 @@ class Measure:
         """True if the statistics of two texts are equal, as with equal texts."""
         return self._statistics(tuple(hypotheses)) == self._statistics(tuple(others))
 
-    def score(self, hypotheses: Sequence[str], sentences: Sequence[int] | None = None) -> float:
-        """The score of a text or of some of its sentences.
+    def score(self, hypotheses: Sequence[str]) -> float:
+        """The score of a text, a line for each sentence."""
+        return float(self._metric._aggregate_and_compute(self._statistics(tuple(hypotheses))).score)
 
-        Args:
-            hypotheses: a line for each sentence.
-            sentences: the numbers of the sentences, from 0; ``None`` for all.
-        """
-        statistics = self._statistics(tuple(hypotheses))
-        chosen = statistics if sentences is None else [statistics[number] for number in sentences]
-        return float(self._metric._aggregate_and_compute(chosen).score)
+    def scores(self, hypotheses: Sequence[str]) -> list[float]:
+        """The score of each sentence; BLEU counts the n-grams that a short one can have, as in ``sentence_bleu``."""
+        metric = copy.copy(self._metric)
+        metric.effective_order = True
+        return [float(metric._aggregate_and_compute([one]).score) for one in self._statistics(tuple(hypotheses))]
 
     @property
     def signature(self) -> str:

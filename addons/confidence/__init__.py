@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from seqgen.core.lazy_names import lazy_names
+from seqgen.extend import lazy_names
 
 if TYPE_CHECKING:
     from seqgen.addons.confidence.features import Feature as Feature

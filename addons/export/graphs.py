@@ -4,6 +4,7 @@ The step takes and returns the decoding state as named tensors::
 
     layers.0.self_attn.keys     (rows, H, seen, D)    keys of the positions that the state has seen
     layers.0.self_attn.values   (rows, H, seen, D)
+    layers.0.self_attn.cell     (rows, C)             of a recurrent unit, see ``StatefulModule.state_sizes``
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class FlatState:
     """Converts the decoding state of a decoder to named tensors and back.
 
     Args:
-        model: the model; the modules of its decoder that have a state are attention.
+        model: the model; the modules of its decoder that have a state are attention, or have a state of fixed size.
 
     Attributes:
         tensors: the tensors of the state before a step; in the state before the first step, they are zero, with no
@@ -90,6 +91,7 @@ class FlatState:
         self.tensors: list[NamedTensor] = []
         self.cross_attentions: dict[str, MultiheadAttention] = {}
         self._self_attentions: dict[str, MultiheadAttention] = {}
+        self._others: dict[str, StatefulModule] = {}
         for name, module in decoder.named_modules():
             is_attention = isinstance(module, MultiheadAttention) and not isinstance(module, MergedAttention)
             if is_attention and module.encoder_decoder:
@@ -99,11 +101,16 @@ class FlatState:
                 shape = (ROWS, module.kv_heads, SEEN, module.head_dim)
                 dtype = module.in_proj.weight.dtype
                 self.tensors += [NamedTensor(f"{name}.{kind}", shape, dtype) for kind in (KEYS, VALUES)]
+            elif isinstance(module, StatefulModule) and module.state_sizes:
+                self._others[name], dtype = module, next(module.parameters()).dtype
+                self.tensors += [NamedTensor(f"{name}.{k}", (ROWS, *n), dtype) for k, n in module.state_sizes.items()]
             elif isinstance(module, StatefulModule) and module not in counters:
                 raise ConfigError(
                     f"the decoding state of {type(decoder).__name__} contains that of a {type(module).__name__} "
                     f"({name}), which cannot be exported; models with MultiheadAttention can"
                 )
+        if getattr(model.encoder, "inputs", ()):
+            raise ConfigError(f"{type(model.encoder).__name__} reads columns, which a graph does not have")
         if not self.cross_attentions and not model.continues_source:
             raise ConfigError(
                 f"{type(decoder).__name__} cannot be exported, as it does not read the source by MultiheadAttention"
@@ -126,6 +133,8 @@ class FlatState:
         for name, attention in self._self_attentions.items():
             earlier = KeysAndValues(tensors[f"{name}.{KEYS}"], tensors[f"{name}.{VALUES}"])
             state[attention.state_key] = {"cache": ConcatenatingCache(earlier)}
+        for name, module in self._others.items():
+            state[module.state_key] = {kind: tensors[f"{name}.{kind}"] for kind in module.state_sizes}
         return state
 
     def read(self, state: StateDict) -> dict[str, Tensor]:
@@ -138,6 +147,8 @@ class FlatState:
         for name, attention in self._self_attentions.items():
             keys, values, _ = state[attention.state_key]["cache"].view()
             found |= {f"{name}.{KEYS}": keys, f"{name}.{VALUES}": values}
+        for name, module in self._others.items():
+            found |= {f"{name}.{kind}": state[module.state_key][kind] for kind in module.state_sizes}
         return found
 
 

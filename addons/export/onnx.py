@@ -75,6 +75,8 @@ def largest_difference(
 ) -> float:
     """The largest difference of logits over all steps, relative to the largest logit if that is above 1.
 
+    That of a logit of a larger magnitude, such as -1e4 of padding, is relative to it.
+
     Args:
         model: the model.
         encoder: runs the graph of the encoder.
@@ -90,11 +92,11 @@ def largest_difference(
         torch.zeros([rows if n == ROWS else n if isinstance(n, int) else 0 for n in tensor.shape], dtype=tensor.dtype)
         for tensor in step_graph.inputs[1 + len(source) :]
     ]
-    scale, largest = max(1.0, float(expected.abs().max())), 0.0
+    scale, differences = max(1.0, float(expected.max())), list[Tensor]()
     for seen in range(steps):
         logits, *state = step([sentences.prev_output_tokens[:, : seen + 1], *source, *state])
-        largest = max(largest, float((logits - expected[:, seen]).abs().max()))
-    return largest / scale
+        differences.append(((logits - expected[:, seen]) / expected[:, seen].abs().clamp(min=scale)).abs().max())
+    return float(torch.stack(differences).max())
 
 
 DTYPE = torch.float32

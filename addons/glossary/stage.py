@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seqgen.addons.glossary.terms import Glossary, met_terms
+from seqgen.addons.glossary.terms import Glossary, Term, match_terms
 from seqgen.config import GenerationConfig
-from seqgen.extend import Computed, InputLine, LineOrder, LineStage, Resources, Translation, register_line_stage
+from seqgen.extend import (
+    Computed,
+    InputLine,
+    LineOrder,
+    LineStage,
+    Resources,
+    TextHypothesis,
+    Translation,
+    register_line_stage,
+)
 
 
 def _terms_met(translation: Translation) -> list[bool]:
     """For each term of the source, whether the best hypothesis has one of its target terms as whole words."""
-    return met_terms(translation.extras["terms"], translation.text)
+    return match_terms(translation.extras["terms"], translation.text)[0]
+
+
+UNLIKELY = -11.0
+"""Log-probability of the least likely token of a target term, below which it does not fit into the output. Of Firefox's
+en-pt, 3% of 88 target terms that the reference has are below, and 72% of those that were drawn at random."""
+
+
+def _notes(line: InputLine, terms: Sequence[Term], best: TextHypothesis) -> Iterator[str]:
+    """Say which target terms do not fit where they stand, and which occur too often."""
+    tokens, scores = best.tokens.tolist(), best.positional_scores.tolist()
+    phrases: dict[tuple[str, ...], Any] = dict(zip(map(tuple, line.demanded), line.phrases, strict=True))
+    for targets, times in Counter(term.targets for term in terms).items():
+        found = [
+            (at, ids)
+            for ids in phrases.get(targets, ())
+            for at in range(len(tokens))
+            if ids == tokens[at : at + len(ids)]
+        ]
+        places: dict[int, float] = {}
+        for at, ids in found:
+            places[at] = max(places.get(at, -math.inf), min(scores[at : at + len(ids)]))
+        if any(score < UNLIKELY for score in sorted(places.values())[-times:]):
+            yield f"the term {'|'.join(targets)!r} is improbable where it stands"
+    for term in match_terms(terms, best.text)[1]:
+        yield f"the term {term!r} occurs more often than its source term"
 
 
 @register_line_stage("glossary")
@@ -41,8 +78,10 @@ class GlossaryStage(LineStage):
         return line.demanding(*(term.targets for term in found)).with_extra("terms", found)
 
     def write(self, line: InputLine, translation: Translation) -> Translation:
-        """Add ``terms`` and ``terms_met``; see ``LineStage``."""
+        """Add ``terms`` and ``terms_met``, and notes; see ``LineStage``."""
         terms = list(line.extras.get("terms", ()))
+        notes = [note for best in translation.hypotheses[:1] for note in _notes(line, terms, best)]
+        translation = replace(translation, notes=[*translation.notes, *notes])
         return translation.with_extra("terms", terms).with_extra("terms_met", Computed(_terms_met))
 
     def joined(self, whole: Translation, parts: Sequence[Translation]) -> Translation:

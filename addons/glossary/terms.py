@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,21 +90,28 @@ class Glossary:
         return [self._terms.get(words[span]) or self._terms[lower[span]] for span in spans]
 
 
-def met_terms(terms: Sequence[Term], text: str) -> list[bool]:
-    """For each term of a source, whether a translation has one of its target terms as whole words.
+def match_terms(terms: Sequence[Term], text: str) -> tuple[list[bool], list[str]]:
+    """Assign to each term of a source an occurrence of one of its target terms as whole words of a translation.
 
     Args:
-        terms: the terms; target terms that are demanded twice must occur twice.
+        terms: the terms.
         text: the translation.
+
+    Returns:
+        For each term whether it is met; the target terms that occur once more. One in lower case also occurs with
+        capitals, and every one in a text in capitals.
     """
-    words, left = words_of(text), Counter[tuple[str, ...]]()
-    for targets in {term.targets for term in terms}:
-        left[targets] = len(_spans({words}, _tree(map(words_of, targets))))
-    found = []
-    for term in terms:
-        found.append(left[term.targets] > 0)
-        left[term.targets] -= 1
-    return found
+    case = str.lower if text.isupper() else str
+    words, forms = words_of(case(text)), [[words_of(case(target)) for target in term.targets] for term in terms]
+    lower, known = tuple(map(str.lower, words)), {*chain.from_iterable(forms)}
+    spans = (slice(*span) for span in _spans({words, lower}, _tree(known)))
+    left = Counter(words[span] if words[span] in known else lower[span] for span in spans)
+    met = [False] * len(terms)
+    for index in sorted(range(len(terms)), key=lambda index: sum(left[form] for form in forms[index])):
+        form = next((form for form in forms[index] if left[form]), ())
+        met[index] = left[form] > 0
+        left[form] -= met[index]
+    return met, [" ".join(form) for form in +left]
 
 
 def words_of(text: str) -> Words:

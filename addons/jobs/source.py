@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.data.parquet import check_text
-from seqgen.extend import DataError, decode_line, find_files, parse_json, read_chunks, read_column, shown
+from seqgen.extend import DataError, JsonFormat, find_files, library_errors, read_chunks, read_column
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """The format of a file by the end of its name, before ``.gz``; all other files are text."""
@@ -55,24 +54,10 @@ class Source:
 
     def _records(self, file: Path) -> Iterator[str]:
         for chunk in read_chunks(file):
-            for number, line in enumerate(chunk.lines, start=chunk.first):
-                if line.strip():
-                    yield self._text(line, file, number)
-
-    def _text(self, line: bytes, file: Path, number: int) -> str:
-        where = f"{file}, line {number}"
-        try:
-            record = parse_json(decode_line(line, file, number))
-        except ValueError as error:
-            raise DataError(f"{where} is not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: {shown(record)} is not an object such as {{{self.column!r}: ...}}")
-        if self.column not in record:
-            raise DataError(
-                f"{where} has no field {self.column!r}; the fields are {shown(', '.join(record))}; set job.column to "
-                "the field of the text"
-            )
-        return check_text(record[self.column], self.column, where)
+            for number, line in enumerate(chunk.decode(), start=chunk.first):
+                with library_errors(f"{file}, line {number}, job.column={self.column}"):
+                    if line.strip():
+                        yield JsonFormat((self.column,)).read(line)[self.column]
 
 
 def find_source(pattern: str, file_format: str = "auto", column: str = "text") -> Source:

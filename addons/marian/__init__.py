@@ -1,1 +1,1 @@
-"""Marian: its models, their binary format, and its beam search; docs/models.md."""
+"""Marian: its models, their binary format, SSRU, and its beam search; docs/models.md."""

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -27,9 +28,15 @@ from torch import Tensor
 
 from seqgen.extend import CheckpointError, open_regular, reading_errors, shown
 
-_INT8, _FLOAT32, _INTGEMM8 = 0x101, 0x404, 0x4101
-_BYTES = {_INT8: 1, _FLOAT32: 4, _INTGEMM8: 1}
+INT8, FLOAT32, INTGEMM8 = 0x101, 0x404, 0x4101
+_BYTES = {INT8: 1, FLOAT32: 4, INTGEMM8: 1}
 """The bytes of an element by the type of the tensor."""
+
+Encoded: TypeAlias = tuple[str, int, Sequence[int], bytes]
+"""A tensor as a file has it: its name, type, shape and data."""
+
+_STRETCHES = 1 + np.linspace(0, 0.3, 7, dtype=np.float32)
+"""By what the factor of a matrix is larger than where its largest weight is 127; above 1, some weights are cut."""
 
 
 class _Entry(NamedTuple):
@@ -113,16 +120,16 @@ class BinaryModel(Mapping[str, Tensor]):
                 f"{self.path}: {shown(name)} has the type {kind:#x}, which is not supported; convert the model to "
                 "float32 or intgemm8"
             )
-        if kind == _INTGEMM8 and len(shape) != 2:
+        if kind == INTGEMM8 and len(shape) != 2:
             raise self._damaged(f"the 8-bit integers of {shown(name)} have {len(shape)} dimensions instead of 2")
         size = math.prod(shape)
-        needed = size * _BYTES[kind] + 4 * (kind == _INTGEMM8)
+        needed = size * _BYTES[kind] + 4 * (kind == INTGEMM8)
         if needed > self.place - start:
             raise self._damaged(f"{shown(name)} has {self.place - start} bytes, fewer than its shape needs")
         if name in self.entries:
             raise self._damaged(f"{shown(name)} occurs twice")
         entry = self.entries[name] = _Entry(kind, shape, start, size)
-        factor = self._factor(entry) if kind == _INTGEMM8 else 1.0
+        factor = self._factor(entry) if kind == INTGEMM8 else 1.0
         if not 0 < factor < math.inf:
             raise self._damaged(f"the factor of {shown(name)} is {factor}, not a positive number")
 
@@ -134,16 +141,61 @@ class BinaryModel(Mapping[str, Tensor]):
         """A tensor in float32, or in int8 if it has no factor."""
         entry = self.entries[name]
         content = self.content[entry.start : entry.start + entry.size * _BYTES[entry.kind]]
-        if entry.kind == _FLOAT32:
+        if entry.kind == FLOAT32:
             return torch.from_numpy(content.view("<f4").astype(np.float32)).view(entry.shape)
         integers = torch.from_numpy(content.view(np.int8).copy())
-        if entry.kind == _INT8:
+        if entry.kind == INT8:
             return integers.view(entry.shape)
         weight = integers / torch.tensor(self._factor(entry))
         return weight.view(entry.shape) if "Wemb" in name else weight.view(entry.shape[::-1]).t()
+
+    def encoded(self, name: str) -> Encoded:
+        """A tensor as it is in the file."""
+        kind, shape, start, size = self.entries[name]
+        length = size * _BYTES[kind] + 4 * (kind == INTGEMM8)
+        return name, kind, shape, self.content[start : start + length].tobytes()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+def quantized(weight: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.float32]:
+    """The integers from -127 to 127 of a matrix, and the factor by which they are divided, with the least error.
+
+    A matrix that is made of such integers, as a model that was quantized before has it, gets the same ones.
+    """
+    found = []
+    for factor in np.float32(127) / np.abs(weight).max() * _STRETCHES:
+        integers = np.rint(weight * factor).clip(-127, 127)
+        found.append((float(np.square(integers / factor - weight).sum()), integers.astype(np.int8), factor))
+    _, integers, factor = min(found, key=lambda one: one[0])
+    return integers, factor
+
+
+def encode(name: str, array: np.ndarray[Any, Any], to_int8: bool) -> Encoded:
+    """A tensor as a file has it.
+
+    Args:
+        name: its name.
+        array: its values, in float32 or int8.
+        to_int8: whether a matrix of weights is quantized.
+    """
+    if to_int8 and array.dtype == np.float32 and array.ndim == 2 and min(array.shape) > 1 and array.any():
+        integers, factor = quantized(array)
+        return name, INTGEMM8, array.shape, (integers if "Wemb" in name else integers.T).tobytes() + factor.tobytes()
+    return name, INT8 if array.dtype.itemsize == 1 else FLOAT32, array.shape, array.tobytes()
+
+
+def binary_model(tensors: Sequence[Encoded]) -> bytes:
+    """The content of a file; data is aligned to 256 bytes."""
+    names = [name.encode(errors="surrogateescape") + b"\0" for name, *_ in tensors]
+    data = [content + bytes(-len(content) % 256) for *_, content in tensors]
+    parts = [struct.pack("<QQ", 1, len(tensors))]
+    for (_, kind, shape, _), name, content in zip(tensors, names, data, strict=True):
+        parts.append(struct.pack("<4Q", len(name), kind, len(shape), len(content)))
+    parts += [*names, *(struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in tensors)]
+    padding = -(sum(map(len, parts)) + 8) % 256
+    return b"".join([*parts, struct.pack("<Q", padding), bytes(padding), *data])

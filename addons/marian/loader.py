@@ -22,7 +22,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -126,6 +126,36 @@ class _Files:
     sentencepiece: tuple[Path | None, Path | None]
 
 
+class MarianModel(NamedTuple):
+    """The content of a model's files.
+
+    Attributes:
+        files: the files.
+        tensors: the weights and further arrays, by name.
+        options: the options of the architecture.
+        decoding: the content of ``decoder.yml``.
+    """
+
+    files: _Files
+    tensors: Mapping[str, Tensor]
+    options: ForeignConfig
+    decoding: ForeignConfig
+
+    @classmethod
+    def open(cls, path: Path, reading: ReadingConfig) -> Self:
+        """Find and open the files of a model; see ``read_marian_model``."""
+        decoding = _described(path)
+        weights = path if path.is_file() else _model_of(path, decoding)
+        tensors = BinaryModel(weights) if weights.suffix == ".bin" else read_npz(weights)
+        files = _find_files(weights, decoding, reading)
+        return cls(files, tensors, _options(files.model, tensors.get(OPTIONS)), decoding)
+
+    def layout(self, model: TransformerModel) -> Layout:
+        """The names of the weights of a model of this architecture."""
+        unused = frozenset(name for name in self.tensors if name == OPTIONS or name.endswith(ACTIVATION_SCALE))
+        return replace(_layout(model, self.options, "decoder_ff_logit_out_W" in self.tensors), ignored=unused)
+
+
 @register_checkpoint_loader("Marian model")
 def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a transformer of Marian, or one with an SSRU decoder.
@@ -144,11 +174,8 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     """
     if reading.tokenizer:
         raise ConfigError(f"reading.tokenizer={reading.tokenizer} is for Hugging Face folders only; remove it")
-    decoding = _described(path)
-    weights = path if path.is_file() else _model_of(path, decoding)
-    tensors = BinaryModel(weights) if weights.suffix == ".bin" else read_npz(weights)
-    files = _find_files(weights, decoding, reading)
-    config = _options(files.model, tensors.get(OPTIONS))
+    opened = MarianModel.open(path, reading)
+    files, tensors, config, decoding = opened
     source, target = _tokenizers(files)
     pair = re.match(r"model\.([a-z]{2})([a-z]{2})\.intgemm", files.model.name)  # as Firefox names its models
     languages = ("", "") if pair is None else (pair[1], pair[2])
@@ -159,9 +186,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     if num_parameters(model) > sum(tensor.numel() for tensor in tensors.values()) + 4 * cfg.encoder_embed_dim + 4:
         raise CheckpointError(f"{files.model} has fewer weights than its {OPTIONS} describes; copy it again")
     model.to(placement.dtype or torch.float32)
-    unused = frozenset(name for name in tensors if name == OPTIONS or name.endswith(ACTIVATION_SCALE))
-    layout = replace(_layout(model, config, "decoder_ff_logit_out_W" in tensors), ignored=unused)
-    load_weights(model, layout, files.model, placement.device, tensors)
+    load_weights(model, opened.layout(model), files.model, placement.device, tensors)
     with torch.no_grad():
         for weight in (side.embed_tokens.weight for side in (model.encoder, model.decoder)):
             weight[-1] = 0

@@ -137,20 +137,16 @@ class MixtureSource:
 
     def _record_format(self, files: list[Path]) -> tuple[RecordFormat, int]:
         json_files = [path for path in files if is_json(path)]
-        if not json_files:
-            columns = read_header(files)
-            self._check_fields(columns)
-            return TsvFormat(tuple(columns)), 1
-        if len(json_files) < len(files):
+        if 0 < len(json_files) < len(files):
             raise ConfigError(
                 f"{self.where}: {json_files[0]} contains JSON lines, the other files columns; give files of one kind"
             )
-        self._check_fields(read_fields(files[0]))
-        return JsonFormat(tuple(dict.fromkeys([*self.input.fields, *self.target.fields]))), 0
-
-    def _check_fields(self, known: list[str]) -> None:
+        known = read_fields(files[0]) if json_files else read_header(files)
         for template in (self.input, self.target):
             template.check(known)
+        if json_files:
+            return JsonFormat(tuple(dict.fromkeys([*self.input.fields, *self.target.fields]))), 0
+        return TsvFormat(tuple(known)), 1
 
 
 def read_mixture(content: bytes, where: str) -> list[MixtureSource]:

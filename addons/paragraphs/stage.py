@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from seqgen.config import GenerateConfig, GenerationConfig
+from seqgen.config import GenerationConfig
 from seqgen.extend import (
     ConfigError,
     DataError,
@@ -145,6 +145,7 @@ class ParagraphStage(LineStage):
     order = LineOrder.TEXT
     key = "input_split"
     splits = True
+    streams = False
 
     def __init__(self, cfg: GenerationConfig, models: Sequence[TextModel]):
         try:
@@ -161,14 +162,6 @@ class ParagraphStage(LineStage):
         languages = LanguageReader(models, cfg)
         if "source_lang" not in languages.fields:
             self.language(languages.fixed.source_lang)
-
-    @classmethod
-    def check(cls, cfg: GenerateConfig) -> None:
-        """Refuse what needs the tokens of a whole line, or changes the texts of hypotheses; see ``LineStage``."""
-        refused = {"stream": cfg.stream, "trace": cfg.trace, "format=fairseq": cfg.format == "fairseq"}
-        refused |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
-        for key in (key for key, given in refused.items() if given):
-            raise ConfigError(f"{key} cannot be used with {_key(cfg.generation)}; remove one of them")
 
     @classmethod
     def build(cls, cfg: GenerationConfig, resources: Resources) -> ParagraphStage:

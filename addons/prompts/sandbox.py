@@ -11,6 +11,7 @@ import signal
 import sys
 from datetime import datetime
 from functools import cache, partial
+from typing import NoReturn
 
 from jinja2 import TemplateError, ext, nodes, parser, sandbox
 
@@ -25,7 +26,7 @@ class Answer(ext.Extension):
         return nodes.Scope(next(parser.stream) and parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
-def raise_exception(message: str) -> None:
+def raise_exception(message: str) -> NoReturn:
     """Refuse the messages; templates call it."""
     raise TemplateError(message)
 
@@ -42,9 +43,14 @@ if __name__ == "__main__":
         signal.setitimer(signal.ITIMER_PROF, 10)  # seconds of CPU time, after which the signal ends the process
         try:
             found, values = json.loads(request)
-            # of several templates, the one for messages without tools
-            found = {each["name"]: each["template"] for each in found}["default"] if isinstance(found, list) else found
-            answer = compiled(found).render(values, tools=None, documents=None, add_generation_prompt=True), ""
+            if isinstance(found, list):  # of several templates, the one for messages without tools
+                named = {each["name"]: each["template"] for each in found}
+                found = named.get("default") or raise_exception(f"none of {', '.join(named)} is named default")
+            render = partial(compiled(found).render, tools=None, documents=None, add_generation_prompt=True)
+            (first, *others), text = values["messages"], render(values)
+            if others and first["content"].strip() not in text == render(values | {"messages": others}):
+                raise_exception("it leaves the system message out; remove generation.system_message")
+            answer = text, ""
         except Exception as error:
             answer = "", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         print(json.dumps(answer), flush=True)

@@ -13,7 +13,6 @@ function fill(node, attributes, children) {
 }
 const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const s = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
-const byId = (id) => document.getElementById(id);
 
 const classes = (...names) => names.filter(Boolean).join(" ");
 const nats = (value) => (value === null || value === undefined ? "−∞" : value.toFixed(2).replace("-", "−"));
@@ -28,7 +27,7 @@ function percent(lprob) {
 const bar = (lprob) => h("span", { class: "bar" }, h("i", { style: `width:${Math.min(100, 100 * probability(lprob))}%` }));
 const measured = (lprob) => [bar(lprob), h("span", { class: "percent" }, percent(lprob))];
 // the more surprising a token, the stronger its colour: 0 nats is clear, 4 nats and more are full
-const surprise = (lprob) => `background:rgba(var(--surprise),${(0.75 * Math.min(1, -(lprob === null ? -9 : Math.min(0, lprob)) / 4)).toFixed(3)})`;
+const surprise = (lprob) => `background:color-mix(in srgb, var(--surprise) ${(75 * Math.min(1, -(lprob === null ? -9 : Math.min(0, lprob)) / 4)).toFixed(1)}%, transparent)`;
 const shown = (piece) => piece.replace(/\u2581/g, "\u00b7").replace(/\n/g, "\u21b5") || "\u2205";
 
 function tip(node, text) {

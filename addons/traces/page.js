@@ -100,7 +100,7 @@ const ACTIONS = {
   ArrowUp: () => move(-1), k: () => move(-1), ArrowDown: () => move(1), j: () => move(1),
   ArrowLeft: () => go({ step: state.step - 1 }), h: () => go({ step: state.step - 1 }), ArrowRight: () => go({ step: state.step + 1 }), l: () => go({ step: state.step + 1 }),
   Home: () => go({ step: 0 }), End: () => go({ step: Infinity }), r: () => current().fate && go({ step: current().fate.step }), n: nextError,
-  d: () => go({ dropped: !state.dropped }), "/": () => byId("search").focus(), t: () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark", true), "?": () => byId("keys").showModal(),
+  d: () => go({ dropped: !state.dropped }), "/": () => byId("search").focus(), t: otherTheme, "?": () => byId("keys").showModal(),
 };
 
 function onKey(event) {
@@ -125,35 +125,19 @@ function followLink() {
   if (index < 0 && link.has("sentence")) say(`The trace has no sentence ${link.get("sentence")}; this is sentence ${current().id + 1}.`);
 }
 
-function setTheme(name, keep) {
-  document.documentElement.dataset.theme = name;
-  byId("theme").textContent = name === "dark" ? "Light" : "Dark";
-  try { if (keep) localStorage.setItem("seqgen-theme", name); } catch { /* the browser forbids storage for files */ }
-}
-
-function firstTheme() {
-  let kept = null;
-  try { kept = localStorage.getItem("seqgen-theme"); } catch { /* as above */ }
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(kept || (dark.matches ? "dark" : "light"), false);
-  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light", false));
-}
-
 function about() {
-  const { header, title } = trace;
+  const { header } = trace;
   const beams = header.beam > 1 ? `, ${header.beam} beams` : "";
-  byId("title").textContent = document.title = title;
   byId("about").textContent = `${header.search}${beams}, ${header.rules}’s rules; ${header.models.join(" + ")}`;
 }
 
 async function start() {
-  firstTheme();
   byId("keys").append(h("h2", {}, "Keys"), h("table", {}, KEYS.map(([key, text]) => h("tr", {}, h("td", {}, h("kbd", {}, key)), h("td", {}, text)))), h("form", { method: "dialog" }, h("button", {}, "Close")));
   try {
     trace = await readTrace();
   } catch (error) {
     byId("loading").className = "failed";
-    byId("loading").textContent = `The page cannot read its trace: ${error.message}. It needs a browser from 2023 or later.`;
+    byId("loading").textContent = `The page cannot read its trace: ${error.message}. It needs a browser from 2024 or later.`;
     return;
   }
   about();
@@ -163,7 +147,6 @@ async function start() {
   byId("search").addEventListener("input", fillList);
   byId("filter").addEventListener("change", () => { fillList(); if (listed.length && !listed.includes(state.sentence)) go({ sentence: listed[0] }); focusMain(); });
   byId("order").addEventListener("change", () => { fillList(); if (listed.length) go({ sentence: listed[0] }); focusMain(); });
-  byId("theme").addEventListener("click", ACTIONS.t);
   byId("help").addEventListener("click", ACTIONS["?"]);
   addEventListener("keydown", onKey);
   addEventListener("hashchange", followLink);

@@ -13,11 +13,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import resources
 from typing import Any
 
 from seqgen.addons.traces.trace import OUTCOMES, SentenceTrace, StepTrace, Trace
-from seqgen.extend import Outcome
+from seqgen.extend import Outcome, render_template
 
 _DIGITS = 9
 """Significant digits of scores in the page."""
@@ -37,28 +36,13 @@ def page_of(trace: Trace) -> str:
     """
     with trace.wrong_values():
         data = {
-            "title": trace.path.name,
             "header": dataclasses.asdict(trace.header),
             "complete": trace.complete,
             "sentences": [_sentence(sentence) for sentence in trace],
         }
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     packed = base64.b64encode(gzip.compress(text.encode("utf-8", "backslashreplace"), 9, mtime=0)).decode()
-    folder = resources.files(__package__)
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    # the data comes last, since its text is not searched for the other marks
-    for mark, part in (
-        ("/*STYLE*/", (folder / "page.css").read_text(encoding="utf-8")),
-        ("/*SCRIPT*/", "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
-        ("DATA", packed),
-    ):
-        before, _, after = page.partition(mark)
-        page = before + part + after
-    return page
-
-
-SCRIPTS = ("dom.js", "model.js", "tree.js", "panels.js", "page.js")
-"""The parts of the page's script, in their order."""
+    return render_template(__package__, "trace.html", title=trace.path.name, data=packed)
 
 
 def _sentence(sentence: SentenceTrace) -> dict[str, Any]:

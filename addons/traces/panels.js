@@ -115,7 +115,7 @@ function membersPanel(sentence, state, go) {
   const { spread, most } = sentence.disagreement(output), scale = Math.max(2, most);
   const rows = scores[0].map((_, step) => h("tr", { class: "pick", "aria-selected": String(step === state.step), onclick: () => go({ step: Math.min(step, sentence.steps.length - 1), rank: null }) },
     h("td", { class: "number" }, `${step + 1}`), h("td", {}, h("span", { class: "piece" }, shown(sentence.pieces[output.tokens[step]]))), scores.map((own) => h("td", { class: "number" }, measured(own[step]))),
-    h("td", { class: "number" }, h("span", { class: "bar" }, h("i", { style: `width:${(100 * spread[step]) / scale}%;background:var(--reference)` })), nats(spread[step])), h("td", {}, spread[step] === most && most > 0.1 ? "▲ they disagree most here" : "")));
+    h("td", { class: "number" }, h("span", { class: "bar" }, h("i", { style: `width:${(100 * spread[step]) / scale}%;background:var(--alert)` })), nats(spread[step])), h("td", {}, spread[step] === most && most > 0.1 ? "▲ they disagree most here" : "")));
   return panel("Members", `probability that each gives to the tokens of ${nameOf(state)}`,
     h("table", { id: "members" }, h("thead", {}, h("tr", {}, h("th", { class: "number" }, "step"), h("th", {}, "token"), names.map((name) => h("th", { class: "number" }, name)), h("th", { class: "number" }, "disagreement (nats)"), h("th", {}))), h("tbody", {}, rows)));
 }
@@ -125,7 +125,7 @@ function attentionPanel(sentence, state) {
   if (!sentence.best || !sentence.best.attention) return null;
   if (!output.attention) return panel("Attention", "", h("p", { class: "empty" }, `The trace has no attention of ${nameOf(state)}.`));
   const pieces = sentence.source_pieces.map(shown);
-  const cell = (weight, row, column) => tip(h("td", { style: `background:rgba(var(--heat),${(weight / 100).toFixed(2)});color:${weight > 62 ? "var(--panel)" : "var(--ink)"}` }, weight >= 10 ? `${weight}` : ""), () => `${shown(sentence.pieces[output.tokens[row]])} attends to ${pieces[column]} with ${weight}%`);
+  const cell = (weight, row, column) => tip(h("td", { style: `background:color-mix(in srgb, var(--heat) ${weight}%, transparent);color:${weight > 62 ? "var(--panel)" : "var(--ink)"}` }, weight >= 10 ? `${weight}` : ""), () => `${shown(sentence.pieces[output.tokens[row]])} attends to ${pieces[column]} with ${weight}%`);
   return panel("Attention", `percent of its attention that each token of ${nameOf(state)} pays to each source token`, h("table", { class: "heat", id: "attention" }, h("thead", {}, h("tr", {}, h("th", {}), pieces.map((piece) => h("th", {}, piece)))),
     h("tbody", {}, output.attention.map((weights, row) => h("tr", {}, h("th", {}, shown(sentence.pieces[output.tokens[row]])), weights.map((weight, column) => cell(Math.round(100 * weight), row, column)))))));
 }

@@ -71,9 +71,8 @@ class TraceWriter:
             raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
         if not has_steps(setup.search):
             raise ConfigError(_no_steps(_called(setup.search)))
-        if (splitter := decoding.stages.splitter) is not None:
-            given = f"generation.{splitter.key}={getattr(decoding.cfg, splitter.key)}"
-            raise ConfigError(f"lines that {given} splits cannot be traced; give sentences")
+        if (stage := decoding.stages.unstreamed) is not None:
+            raise ConfigError(f"lines that generation.{stage.key} changes cannot be traced; remove it")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
         decoding.generator = copy.copy(decoding.generator)
         decoding.generator.setup = dataclasses.replace(setup, observers=[*setup.observers, self.tracer])

@@ -16,14 +16,14 @@ from tokenizers import Tokenizer as Pipeline, models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from examples.shortlist import write_map
+from seqgen.addons.huggingface.bart import KINDS, SIDES
+from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import T5, load_pretrained_tokenizer, make_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
-from seqgen.models.huggingface.bart import KINDS, SIDES
-from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.llama import LlamaConfig, LlamaModel
 from seqgen.models.t5 import PRESETS, T5Model
 from seqgen.models.transformer import TransformerConfig

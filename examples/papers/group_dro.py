@@ -15,6 +15,7 @@ from typing import Any
 
 from seqgen.config import option
 from seqgen.extend import (
+    ConfigError,
     JoinedDataset,
     MixtureDataset,
     MultilingualTranslationConfig,
@@ -65,9 +66,14 @@ class GroupConfig:
 class GroupObserver(TrainingObserver):
     """Changes the rates after each validation."""
 
+    def begin(self, run: TrainingRun) -> None:
+        """Refuse examples without groups."""
+        if not isinstance(run.dataset, Groups):
+            raise ConfigError("training.observers=[group_dro] needs task=group_dro, whose pairs are the groups")
+
     def validation(self, run: TrainingRun, result: ValidationResult) -> None:
         """Draw pairs with a higher loss more often from the next epoch on."""
-        assert isinstance(run.dataset, Groups)
-        losses = [result.scores[f"{name}.loss"] for name in run.dataset.parts]
-        weights = [r * math.exp(self.cfg.step_size * x) for r, x in zip(run.dataset.rates, losses, strict=True)]
-        run.dataset.rates = [weight / sum(weights) for weight in weights]
+        groups: Any = run.dataset
+        losses = [result.scores[f"{name}.loss"] for name in groups.parts]
+        weights = [r * math.exp(self.cfg.step_size * x) for r, x in zip(groups.rates, losses, strict=True)]
+        groups.rates = [weight / sum(weights) for weight in weights]

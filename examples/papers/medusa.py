@@ -35,20 +35,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seqgen import load_model
+from seqgen.addons.speculative import Draft, Drafter, Drafts, SpeculativeSearch, SpeculativeSession
 from seqgen.extend import (
     HIDDEN_STATES,
     Batch,
     CommonConfig,
     ConfigError,
-    Draft,
-    Drafter,
-    Drafts,
     EncoderDecoderModel,
     Greedy,
     ReadingConfig,
     Source,
-    SpeculativeSearch,
-    SpeculativeSession,
     TextModel,
     check_features,
     log,

@@ -84,7 +84,7 @@ class TemperatureEpochs(extend.TranslationTask):
         if files.source == files.target:
             raise extend.ConfigError("task=temperature_epochs needs task.train=PREFIX of pairs of files, not a table")
         added = self.source_tokenizer.source_tokens(), self.target_tokenizer.target_tokens()
-        for name, *pair in zip(map(str, files.source), files.source, files.target, strict=True):
+        for name, source, target in zip(map(str, files.source), files.source, files.target, strict=True):
             sides = f"{len(parts)}.source", f"{len(parts)}.target"
-            parts[name] = self.encode(split, extend.ParallelFiles(*([path] for path in pair)), added, sides, name)
+            parts[name] = self.encode(split, extend.ParallelFiles([source], [target]), added, sides, name)
         return Groups(parts, self.cfg, self.source_dictionary.unk())

@@ -26,22 +26,17 @@ import torch
 from torch import Tensor
 
 from seqgen import load_model
+from seqgen.addons.speculative import Draft, Drafter, Drafts, LookAhead, SpeculativeSearch, SpeculativeSession
 from seqgen.extend import (
     Candidates,
     ConfigError,
-    Draft,
-    Drafter,
-    Drafts,
     EncoderDecoderModel,
     Greedy,
-    LookAhead,
     MemberOutput,
     MemberSpec,
     Resources,
     Session,
     Source,
-    SpeculativeSearch,
-    SpeculativeSession,
     option,
     register_search,
 )

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,9 +128,6 @@ def checkpoint_loader_of(path: Path) -> CheckpointLoader | None:
     return None
 
 
-LARGEST = 2**31 - 1
-"""The largest whole number that a file may have; no size or count of a model is larger."""
-
 V = TypeVar("V", bool, int, float, str)
 
 _WANTED: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
@@ -150,6 +147,9 @@ class ForeignConfig:
     values: Mapping[str, Any]
     asked: set[str] = field(default_factory=set)
 
+    largest: ClassVar[int] = 2**31 - 1
+    """The largest whole number that a file may have; no size or count of a model is larger."""
+
     def get(self, name: str, default: V, minimum: int = 0) -> V:
         """A value of the type of its default: true or false, a whole number, a number or a text.
 
@@ -167,8 +167,8 @@ class ForeignConfig:
             value = float(value)
         elif type(value) is not kind or kind is float:
             raise self.wrong(name, value, _WANTED.get(kind, f"a whole number of at least {minimum}"))
-        elif kind is int and not minimum <= value <= LARGEST:
-            limit = f"least {minimum}" if value < minimum else f"most {LARGEST}"
+        elif kind is int and not minimum <= value <= self.largest:
+            limit = f"least {minimum}" if value < minimum else f"most {self.largest}"
             raise self.wrong(name, value, f"a whole number of at {limit}")
         result: V = value
         return result

@@ -1,8 +1,8 @@
 """Saves and loads tensors and plain values without pickle.
 
-A state is a tree of dicts, lists, plain values and tensors. It is saved as two files: the tensors in ``safetensors``
-format, and the rest as JSON, in which ``{"$tensor": NAME}`` refers to a tensor. ``SHA256SUMS`` in the same folder has
-their checksums, in the format of ``sha256sum -c``.
+A state is a tree of dicts, lists, tuples, plain values and tensors. It is saved as two files: the tensors in
+``safetensors`` format, and the rest as JSON, in which ``{"$tensor": NAME}`` refers to a tensor and ``{"$tuple": LIST}``
+is a tuple. ``SHA256SUMS`` in the same folder has their checksums, in the format of ``sha256sum -c``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seqgen.system.files import sync
 from seqgen.system.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
-_TENSOR = "$tensor"
+_TENSOR, _TUPLE = "$tensor", "$tuple"
 _ALIASES = "aliases"  # the metadata key whose JSON has, by name, the other name of a tensor that is written once
 
 
@@ -34,7 +34,7 @@ def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
     """Split a state into plain values and tensors.
 
     Args:
-        tree: nested dicts with string keys, lists, tuples (which are loaded as lists), tensors and plain values.
+        tree: nested dicts with string keys, lists, tuples, tensors and plain values.
         prefix: what the tensors' names begin with.
 
     Returns:
@@ -60,7 +60,8 @@ def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
             raise TypeError(f"{prefix or 'state'}: key {key!r} is not a string")
         packed[key], below = pack(value, f"{prefix}/{key}" if prefix else key)
         tensors.update(below)
-    return (packed if isinstance(tree, Mapping) else list(packed.values())), tensors
+    plain = packed if isinstance(tree, Mapping) else list(packed.values())
+    return ({_TUPLE: plain} if isinstance(tree, tuple) else plain), tensors
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -79,6 +80,8 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, dict):
         if set(tree) == {_TENSOR}:
             return tensors[tree[_TENSOR]]
+        if set(tree) == {_TUPLE}:
+            return tuple(unpack(tree[_TUPLE], tensors))
         return {key: unpack(value, tensors) for key, value in tree.items()}
     return [unpack(value, tensors) for value in tree] if isinstance(tree, list) else tree
 

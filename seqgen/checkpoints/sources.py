@@ -11,7 +11,7 @@ from pathlib import Path
 from seqgen.core.errors import ConfigError
 from seqgen.registry import import_declared
 
-_MODULES = {"hf": "seqgen.checkpoints.hub"}
+_MODULES: dict[str, str] = {}
 """The module of each source, by the prefix of its models."""
 
 

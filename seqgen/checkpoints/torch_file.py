@@ -14,7 +14,7 @@ import re
 import warnings
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,6 @@ _PACKAGES = ("typing.", "enum.", "pathlib.", "numpy.")
 
 _MAX_NAMES = 100
 """Maximum number of classes in a file that are replaced by stand-ins; for each, PyTorch reads the file again."""
-_MAX_VALUES = 100_000
-"""The largest number of values in a checkpoint's options, each counted once for each reference."""
 
 
 class Inert:
@@ -87,38 +85,6 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         if isinstance(error, OSError) and error.filename is not None:  # not of a place in the file that does not exist
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
         raise CheckpointError(f"{path} is damaged, or was not written by torch.save; copy it again") from error
-
-
-def plain(value: Any) -> Any:
-    """Turn options into dicts, lists and values.
-
-    Args:
-        value: an ``argparse.Namespace``, the stand-in of an OmegaConf node or of a choice (an enumeration), or dicts
-            and lists of these.
-
-    Raises:
-        ValueError: they contain themselves, or expand to more values than any options have.
-    """
-    try:
-        return _plain(value, itertools.count(1))
-    except RecursionError:
-        raise ValueError("contain themselves") from None
-
-
-def _plain(value: Any, counter: Iterator[int]) -> Any:
-    if next(counter) > _MAX_VALUES:
-        raise ValueError(f"expand to more than {_MAX_VALUES} values")
-    if isinstance(value, Inert):
-        state = value.state if isinstance(value.state, Mapping) else {}
-        inside = [state[key] for key in ("_content", "_val") if key in state] or list(value.args)
-        return _plain(inside[0], counter) if len(inside) == 1 else None
-    if isinstance(value, Namespace):
-        return _plain(vars(value), counter)
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else shown(key): _plain(item, counter) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, counter) for item in value]
-    return value
 
 
 def _check_tensors(content: Any, path: Path) -> None:

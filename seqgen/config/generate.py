@@ -161,6 +161,11 @@ class GenerateConfig:
     detokenize: str = option(
         "", "language of the Moses detokenizer to apply to outputs, such as de; empty for none; needs sacremoses"
     )
+    units: str = option(
+        "unfinished",
+        "with input=FILE.po, .pot, .xlf or .xliff: units to decode; unfinished for untranslated and fuzzy ones",
+        choices=("unfinished", "all"),
+    )
     stream: bool = option(False, "write words as soon as they are decoded; needs format=text and nbest=1")
     trace: str = option(
         "",

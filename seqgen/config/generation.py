@@ -17,13 +17,14 @@ OPTIONS = (
     ("seqgen.text.options", "LanguageOptions"),
     ("seqgen.addons.paragraphs.options", "ParagraphOptions"),
     ("seqgen.addons.prompts.options", "PromptOptions"),
+    ("seqgen.addons.protect.options", "ProtectOptions"),
     ("seqgen.decoding.engine_options", "LengthOptions"),
     ("seqgen.decoding.engine_options", "RankingOptions"),
     ("seqgen.decoding.processors.options", "ProcessorOptions"),
     ("seqgen.decoding.search.options", "StrategyOptions"),
     ("seqgen.addons.glossary.options", "GlossaryOptions"),
     ("seqgen.decoding.search.options", "SamplingOptions"),
-    ("seqgen.decoding.speculative.options", "DraftOptions"),
+    ("seqgen.addons.speculative.options", "DraftOptions"),
     ("seqgen.text.options", "RerankingOptions"),
     ("seqgen.addons.catalogue.options", "CatalogueOptions"),
     ("seqgen.decoding.engine_options", "TopTokensOptions"),
@@ -49,13 +50,18 @@ KEYS_OF_ADDONS = {
     "bit_exact": ("bit_exact", False),
     "certificate": ("catalogue", False),
     "chat": ("prompts", False),
+    "check_outputs": ("protect", False),
     "confidence": ("confidence", ""),
     "cuda_graphs": ("cuda_graphs", False),
+    "draft": ("speculative", ""),
+    "draft_tokens": ("speculative", 5),
     "examples": ("prompts", ""),
     "glossary": ("glossary", ""),
     "input_split": ("paragraphs", ""),
     "input_split_lang": ("paragraphs", ""),
     "prompt": ("prompts", ""),
+    "prompt_lookup": ("speculative", 0),
+    "protect": ("protect", []),
     "quality_features": ("confidence", []),
     "review_risk": ("confidence", 1.0),
     "review_share": ("confidence", 0.0),
@@ -80,6 +86,8 @@ if TYPE_CHECKING:
     from seqgen.addons.glossary.options import GlossaryOptions
     from seqgen.addons.paragraphs.options import ParagraphOptions
     from seqgen.addons.prompts.options import PromptOptions
+    from seqgen.addons.protect.options import ProtectOptions
+    from seqgen.addons.speculative.options import DraftOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
         EnsembleOptions,
@@ -91,7 +99,6 @@ if TYPE_CHECKING:
     )
     from seqgen.decoding.processors.options import ProcessorOptions
     from seqgen.decoding.search.options import BeamOptions, SamplingOptions, StrategyOptions
-    from seqgen.decoding.speculative.options import DraftOptions
     from seqgen.text.options import LanguageOptions, RerankingOptions, UnknownWordOptions
 
     class Options(
@@ -112,6 +119,7 @@ if TYPE_CHECKING:
         ProcessorOptions,
         RankingOptions,
         LengthOptions,
+        ProtectOptions,
         PromptOptions,
         ParagraphOptions,
         LanguageOptions,

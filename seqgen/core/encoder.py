@@ -23,7 +23,10 @@ def inputs_of(encoder: nn.Module, source: Source) -> dict[str, Tensor]:
     """
     names: tuple[str, ...] = getattr(encoder, "inputs", ())
     if lacking := [name for name in names if name not in source.inputs]:
-        raise ConfigError(f"{type(encoder).__name__} reads {listing(lacking)}, which are missing; use a task with them")
+        raise ConfigError(
+            f"{type(encoder).__name__} reads {listing(lacking)}, which are missing: see task.columns; inputs have them "
+            "in files beside it or in lines of JSON, that of a job only in these, with job.format=text"
+        )
     return {name: source.inputs[name] for name in names}
 
 

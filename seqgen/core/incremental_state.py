@@ -152,6 +152,10 @@ class StatefulModule(nn.Module, Flagged):
 
     flags: ClassVar[Flags] = {"reorder_state_beams": ("reorder_state",), "select_state": ("reorder_state",)}
 
+    state_sizes: Mapping[str, tuple[int, ...]] = {}  # an instance may have its own
+    """The sizes of each tensor of the state after the rows, if they are always the same, and a state of zeros is equal
+    to none; with them a model can be exported."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "reorder_incremental_state" in cls.__dict__ and not hasattr(cls, "new_incremental_state"):

@@ -68,6 +68,8 @@ class Session:
         first_end: the smallest last step of the live sentences.
     """
 
+    can_rewind = True  # whether ``rewind`` restores all of its state
+
     def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
         self.setup, self.request = setup, request
         self.beam = beam or setup.beam_size

@@ -106,14 +106,13 @@ def _collate_columns(examples: Sequence[Mapping[str, Any]], pads: Mapping[str, i
     found: dict[str, Tensor] = {}
     for name in sorted(set().union(*examples)):
         values = [torch.as_tensor(columns[name]) for columns in examples if name in columns]
-        if len(values) < len(examples):
-            raise DataError(f"only {len(values)} of {len(examples)} examples have the column {name!r}; give it to all")
-        if name in pads:
-            found[name], found[f"{name}_lengths"] = pad_rows(values, pads[name]), torch.tensor([*map(len, values)])
-        elif len({value.shape for value in values}) > 1:
-            raise DataError(f"values of the column {name!r} differ in shape; if they are ids, set Task.column_pads")
-        else:
-            found[name] = torch.stack(values)
+        if len(values) < len(examples) or (name not in pads and len({value.shape for value in values}) > 1):
+            raise DataError(
+                f"the column {name!r} is missing in some examples, or its values differ in shape and are no ids of "
+                "Task.columns; give all the same"
+            )
+        found[name] = pad_rows(values, pads[name]) if name in pads else torch.stack(values)
+        found |= {f"{name}_lengths": torch.tensor([*map(len, values)])} if name in pads else {}
     return found
 
 
@@ -230,13 +229,13 @@ class PairDataset(Dataset):
     Attributes:
         indices: ``(n,)`` int64 line, from 0, of each pair that is used.
         left_out: notes on pairs that are skipped or truncated, for the report.
-        columns: returns the columns of the example of a line, from 0; ``None`` for no columns.
+        columns: returns the columns of the example of a line, from 0; by default there are none.
 
     Raises:
         DataError: the sides have unequal lengths, no pair is left, or a pair is too long and that is an error.
     """
 
-    columns: Callable[[int], Mapping[str, Any]] | None = None
+    columns: Callable[[int], Mapping[str, Any]] = staticmethod(lambda line: {})
 
     def __init__(
         self,
@@ -321,5 +320,4 @@ class PairDataset(Dataset):
         """The pair at a position, the same in every epoch; see ``Dataset.example``."""
         index = int(self.indices[position])
         target = None if self.target is None else self.target.tokens(index, self.limits[1])
-        columns = {} if self.columns is None else self.columns(index)
-        return Example(index, self.source.tokens(index, self.limits[0]), target, columns)
+        return Example(index, self.source.tokens(index, self.limits[0]), target, self.columns(index))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.core.errors import ConfigError, DataError, nearest, shown
-from seqgen.data.text import CHUNK_BYTES, LineChunk
+from seqgen.data.text import CHUNK_BYTES, LineChunk, chunks_of
 
 ROWS = 4096
 """Number of rows that are read at a time."""
@@ -68,18 +68,10 @@ def read_column_chunks(file: Path, chunk_bytes: int = CHUNK_BYTES, *, column: st
         column: see ``read_column``.
         key: see ``read_column``.
 
-    Yields:
+    Returns:
         The chunks, in which a row is a line.
     """
-    first, size, lines = 1, 0, list[bytes]()
-    for text in read_column(file, column, key):
-        lines.append(text.encode())
-        size += len(lines[-1])
-        if size >= chunk_bytes:
-            yield LineChunk(file, first, lines)
-            first, size, lines = first + len(lines), 0, []
-    if lines:
-        yield LineChunk(file, first, lines)
+    return chunks_of(file, read_column(file, column, key), chunk_bytes)
 
 
 def check_text(value: Any, column: str, where: str) -> str:

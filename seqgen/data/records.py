@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any, Protocol
 
 from seqgen.core.errors import ConfigError, DataError, nearest, shown
 from seqgen.data.parquet import read_column_chunks
-from seqgen.data.text import CHUNK_BYTES, LineChunk, ParallelFiles, find_files, read_chunks
+from seqgen.data.text import CHUNK_BYTES, LineChunk, ParallelFiles, chunks_of, find_files, read_chunks
 from seqgen.data.token_store import Reader, TokenEncoder, TokenStore, build_store
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.registry import import_declared
+from seqgen.system.error_messages import library_errors
 from seqgen.system.reading import parse_json
 
 
@@ -92,7 +95,7 @@ class Template:
 
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
-PARQUET = ".parquet"
+PARQUET, TMX = ".parquet", ".tmx"
 
 
 class RecordFormat(Protocol):
@@ -151,9 +154,11 @@ class JsonFormat:
 
     Attributes:
         fields: the fields to read; their values are texts, numbers, true or false.
+        lists: those of them that may also be lists, which stay JSON.
     """
 
     fields: tuple[str, ...]
+    lists: tuple[str, ...] = ()
 
     def read(self, line: str) -> dict[str, str]:
         """See ``RecordFormat``."""
@@ -161,6 +166,8 @@ class JsonFormat:
         for field in self.fields:
             if field not in record:
                 raise ValueError(f"there is no field {field!r}; the line has: {', '.join(record) or 'none'}")
+            if field in self.lists and isinstance(record[field], list):
+                record[field] = json.dumps(record[field])
             if not isinstance(record[field], str):
                 raise ValueError(f"the field {field!r} is not text, a number, true or false; correct the line")
         return {field: record[field] for field in self.fields}
@@ -328,10 +335,8 @@ def read_fields(path: Path) -> list[str]:
     Raises:
         DataError: the file cannot be read or is empty, or its first line is not a JSON object.
     """
-    try:
+    with library_errors(f"{path}, line 1"):
         return list(read_object(first_line(path)))
-    except ValueError as error:
-        raise DataError(f"{path}, line 1: {error}") from None
 
 
 def split_columns(line: str) -> list[str]:
@@ -347,12 +352,12 @@ class Table(ParallelFiles):
     """Files of a table; each of them is both a source file and a target file.
 
     Attributes:
-        sides: the texts of the sources and those of the targets.
+        sides: the texts of each side, see ``ParallelFiles.of``.
     """
 
-    sides: tuple[Records, Records]
+    sides: Mapping[int | str, Records] = dataclasses.field(kw_only=True)
 
-    def lines(self, side: int) -> Iterator[str]:
+    def lines(self, side: int | str) -> Iterator[str]:
         """The texts of a column; see ``ParallelFiles.lines``."""
         return self.sides[side].texts()
 
@@ -364,10 +369,12 @@ class Table(ParallelFiles):
 
 def is_table(name: str) -> bool:
     """True if a file is a table, according to its name."""
-    return name.removesuffix(".gz").endswith((".tsv", PARQUET, *JSON_ENDINGS))
+    return name.removesuffix(".gz").endswith((".tsv", PARQUET, TMX, *JSON_ENDINGS))
 
 
-def find_table(pattern: str, columns: tuple[str, str], languages: tuple[str, str], key: str) -> Table:
+def find_table(
+    pattern: str, columns: tuple[str, str], languages: tuple[str, str], key: str, further: Mapping[str, Any]
+) -> Table:
     """Find a table, and the columns of source and target.
 
     Args:
@@ -376,24 +383,37 @@ def find_table(pattern: str, columns: tuple[str, str], languages: tuple[str, str
             without such a column, the first one for sources and the second one for targets.
         languages: source language and target language.
         key: the configuration key that ``pattern`` comes from, for messages.
+        further: the kinds of further columns, by their names.
 
     Raises:
         DataError: there is no such file, it is empty, or it has no such column.
         ConfigError: both columns are the same.
     """
     files = find_files([pattern], key)
-    names = [column or language for column, language in zip(columns, languages, strict=True)]
+    names = [*(column or language for column, language in zip(columns, languages, strict=True)), *further]
+    keys = [*COLUMN_KEYS, *["task.columns" for _ in names[2:]]]
     if pattern.removesuffix(".gz").endswith(PARQUET):
-        readers = [partial(read_column_chunks, column=names[side], key=COLUMN_KEYS[side]) for side in (0, 1)]
-        sides = [Records(files, PlainFormat(names[i]), Template.of_field(names[i]), 0, readers[i]) for i in (0, 1)]
+        readers = [partial(read_column_chunks, column=name, key=key) for name, key in zip(names, keys, strict=True)]
+        sides = [Records(files, PlainFormat(n), Template.of_field(n), 0, readers[i]) for i, n in enumerate(names)]
+    elif pattern.removesuffix(".gz").endswith(TMX):
+        if further:
+            raise ConfigError(
+                f"task.columns: {pattern} has texts in two languages and no further columns; remove the key"
+            )
+        # the name of the texts is also that of their cache: which units there are depends on both languages
+        texts = [f"{names[side]} of {' and '.join(names)}" for side in (0, 1)]
+        readers = [partial(read_tmx_chunks, languages=names, side=side) for side in (0, 1)]
+        sides = [Records(files, PlainFormat(texts[i]), Template.of_field(texts[i]), 0, readers[i]) for i in (0, 1)]
     else:
         if is_json(Path(pattern)):
             known, skip = read_fields(files[0]), 0
-            record_format: RecordFormat = JsonFormat(tuple(names))
+            record_format: RecordFormat = JsonFormat(
+                tuple(names), tuple(name for name in further if further[name] != "text")
+            )
         else:
-            names, known, skip = _tsv_columns(files, columns, languages)
+            names[:2], known, skip = _tsv_columns(files, columns, languages)
             record_format = TsvFormat(tuple(known))
-        for name, key in zip(names, COLUMN_KEYS, strict=True):
+        for name, key in zip(names, keys, strict=True):
             if name not in known:
                 raise DataError(
                     f"{files[0]}, line 1 has no column {name!r}{nearest(name, known)}; the columns are "
@@ -402,7 +422,20 @@ def find_table(pattern: str, columns: tuple[str, str], languages: tuple[str, str
         sides = [Records(files, record_format, Template.of_field(name), skip) for name in names]
     if names[0] == names[1]:
         raise ConfigError(f"{' and '.join(COLUMN_KEYS)} are both {names[0]!r}; they must differ")
-    return Table(files, files, (sides[0], sides[1]))
+    return Table(files, files, dict.fromkeys(names[2:], files), sides=dict(zip((0, 1, *names[2:]), sides, strict=True)))
+
+
+def read_tmx_chunks(file: Path, chunk_bytes: int, *, languages: Sequence[str], side: int) -> Iterator[LineChunk]:
+    """Read the texts of a language of TMX as ``read_chunks`` reads the lines of a file.
+
+    Args:
+        file: the file.
+        chunk_bytes: see ``chunks_of``.
+        languages: source language and target language; units without both are left out.
+        side: which of them is read.
+    """
+    pairs = import_declared("seqgen.addons.translation_files.tmx", str(file)).read_pairs(file, languages)
+    return chunks_of(file, (pair[side] for pair in pairs), chunk_bytes)
 
 
 def _tsv_columns(

@@ -10,19 +10,23 @@ import glob
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
+
+import numpy as np
 
 from seqgen.core.errors import DataError
-from seqgen.system.error_messages import reading_errors
+from seqgen.system.error_messages import library_errors, reading_errors
 from seqgen.system.reading import open_regular, similar_path
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 CHUNK_BYTES = 1 << 20
 """Approximate number of bytes of text that are read at a time."""
+NPY = ".npy"
 MAX_LINE_BYTES = 1 << 26
 """Maximum bytes of a line; a small ``.gz`` file can contain a line of many gigabytes."""
 
@@ -126,6 +130,28 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False)
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def chunks_of(path: Path, texts: Iterable[str], chunk_bytes: int) -> Iterator[LineChunk]:
+    """The texts of another file than plain text, as ``read_chunks`` reads lines.
+
+    Args:
+        path: the file.
+        texts: its texts.
+        chunk_bytes: approximate number of bytes in a chunk.
+
+    Yields:
+        The chunks, in which a text is a line.
+    """
+    first, size, lines = 1, 0, list[bytes]()
+    for text in texts:
+        lines.append(text.encode())
+        size += len(lines[-1])
+        if size >= chunk_bytes:
+            yield LineChunk(path, first, lines)
+            first, size, lines = first + len(lines), 0, []
+    if lines:
+        yield LineChunk(path, first, lines)
+
+
 def _check_length(line: bytes, path: Path | str, number: int) -> None:
     if len(line) > MAX_LINE_BYTES:
         raise DataError(
@@ -184,11 +210,24 @@ def is_pipe(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
+def open_array(path: Path) -> Any:
+    """Map the array of a ``.npy`` file, ``(rows, ...)``, into memory.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: the file cannot be read, or has a single number.
+    """
+    with library_errors(f"{path} is not a .npy file with rows of numbers"):
+        return np.lib.format.open_memmap(path, mode="c").view(np.ndarray)[:]
+
+
 def count_lines(path: Path) -> int:
     """Count the lines of a file and check that they are valid UTF-8.
 
     Args:
-        path: the file, plain or ``.gz``.
+        path: the file, plain or ``.gz``, or ``.npy``, of which a row is a line.
 
     Returns:
         Number of lines.
@@ -196,7 +235,7 @@ def count_lines(path: Path) -> int:
     Raises:
         DataError: the file cannot be read, or a line is not valid UTF-8.
     """
-    return sum(len(chunk.decode()) for chunk in read_chunks(path))
+    return len(open_array(path)) if path.suffix == NPY else sum(len(chunk.decode()) for chunk in read_chunks(path))
 
 
 def digest(paths: Sequence[Path]) -> str:
@@ -275,18 +314,25 @@ class ParallelFiles:
     Attributes:
         source: the source files.
         target: the target file of each source file, in the same order; ``None`` for sources alone.
+        columns: likewise the files of each further column by its name, which may be ``.npy``.
     """
 
     source: list[Path]
     target: list[Path] | None
+    columns: Mapping[str, list[Path]] = field(default_factory=dict)
 
-    def lines(self, side: int) -> Iterator[str]:
-        """The lines of the source files, or of the target files.
+    def of(self, side: int | str) -> list[Path]:
+        """The files of a side: 0 for the source, 1 for the target, or the name of a column."""
+        return self.columns[side] if isinstance(side, str) else (self.target or [] if side else self.source)
 
-        Args:
-            side: 0 for the source, 1 for the target.
-        """
-        return read_lines(self.target or [] if side else self.source)
+    def all(self) -> list[Path]:
+        """All files, each once."""
+        return list(dict.fromkeys(chain(self.source, self.target or (), *self.columns.values())))
+
+    def lines(self, side: int | str) -> Iterator[Any]:
+        """The lines of a side, see ``of``; of a ``.npy`` file its rows."""
+        files = self.of(side)
+        return chain.from_iterable(open_array(path) if path.suffix == NPY else read_lines(path) for path in files)
 
     def check(self, allow_empty: bool = False) -> None:
         """Read all files, in constant memory, and check that they can be used.
@@ -297,42 +343,45 @@ class ParallelFiles:
         Raises:
             DataError: a file is empty, damaged or not UTF-8, or a source and its target have unequal numbers of lines.
         """
-        counts = {path: count_lines(path) for path in [*self.source, *(self.target or [])]}
+        counts = {path: count_lines(path) for path in self.all()}
         for path, count in counts.items():
             if count == 0 and not allow_empty:
                 raise DataError(f"{path} is empty; give a file with at least one line")
-        if self.target is not None:
-            self.compare([counts[path] for path in self.source], [counts[path] for path in self.target])
+        sides: list[Any] = [*[1] * (self.target is not None), *self.columns]
+        for side in sides:
+            self.compare([counts[path] for path in self.source], [counts[path] for path in self.of(side)], side)
 
-    def compare(self, source_counts: list[int], target_counts: list[int]) -> None:
-        """Check that each source file has as many lines as its target file.
+    def compare(self, source_counts: list[int], counts: list[int], side: int | str = 1) -> None:
+        """Check that each source file has as many lines as the corresponding file of another side.
 
         Args:
             source_counts: number of lines of each source file.
-            target_counts: number of lines of each target file.
+            counts: number of lines of each file of the other side.
+            side: the other side, see ``of``.
 
         Raises:
             DataError: the numbers of a pair differ.
         """
-        for source, target, m, n in zip(self.source, self.target or [], source_counts, target_counts, strict=True):
+        for source, other, m, n in zip(self.source, self.of(side), source_counts, counts, strict=True):
             if m != n:
                 raise DataError(
-                    f"{source} has {m} lines but {target} has {n}; each line must be the translation of the line with "
-                    "the same number in the other file (only \\n ends a line)"
+                    f"{source} has {m} lines but {other} has {n}; each line must belong to the line with the same "
+                    "number in the other file (only \\n ends a line)"
                 )
 
 
 def find_parallel(
-    prefix: str, source_lang: str, target_lang: str, *, key: str, optional_target: bool = False
+    prefix: str, source_lang: str, target_lang: str, *, key: str, optional: bool = False, names: Iterable[str] = ()
 ) -> ParallelFiles:
-    """Find ``PREFIX.SRC`` and ``PREFIX.TGT``, each plain or with ``.gz``.
+    """Find ``PREFIX.SRC`` and ``PREFIX.TGT``, each plain or with ``.gz``, and ``PREFIX.COLUMN``.
 
     Args:
         prefix: path without the language; with wildcards it can match several pairs.
         source_lang: file name ending of the source files.
         target_lang: file name ending of the target files.
         key: the configuration key that ``prefix`` comes from, for messages.
-        optional_target: whether target files may be missing for all source files.
+        optional: whether target files may be missing for all source files.
+        names: the names of further columns.
 
     Returns:
         The files, sorted by name.
@@ -342,21 +391,30 @@ def find_parallel(
     """
     sources = expand(prefix, f".{source_lang}")
     targets = expand(prefix, f".{target_lang}")
-    if not sources or (not targets and not optional_target):
+    if not sources or (not targets and not optional):
         raise _missing(prefix, target_lang if sources else source_lang, key, (source_lang, target_lang))
+    found = {name: find_column(prefix, name) for name in names}
+    if lacking := [f"{stem}.{name}" for name in found for stem in sources if stem not in found[name]]:
+        raise DataError(f"{key}={prefix}: there is neither {lacking[0]} nor {lacking[0]}{NPY} for task.columns")
+    of_columns = {name: [files[stem] for stem in sources] for name, files in found.items()}
     if not targets:
-        return ParallelFiles(list(sources.values()), None)
+        return ParallelFiles(list(sources.values()), None, of_columns)
     if alone := sources.keys() ^ targets.keys():
         stem = min(alone)
         have, lack = (source_lang, target_lang) if stem in sources else (target_lang, source_lang)
         raise DataError(f"{key}={prefix}: there is {stem}.{have} but neither {stem}.{lack} nor {stem}.{lack}.gz")
-    return ParallelFiles(list(sources.values()), list(targets.values()))
+    return ParallelFiles(list(sources.values()), list(targets.values()), of_columns)
+
+
+def find_column(prefix: str, name: str) -> dict[str, Path]:
+    """The files of a column, ``PREFIX.NAME`` or ``PREFIX.NAME.npy``, by their names without this ending."""
+    return expand(prefix, f".{name}{NPY}") | expand(prefix, f".{name}")
 
 
 def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> DataError:
     plain, hint = prefix.removesuffix(".gz"), similar_path(Path(f"{prefix}.{lang}"))
     if Path(prefix).is_file():
-        table = "a table (.tsv, .jsonl or .parquet, but not .csv)"
+        table = "a table (.tsv, .jsonl, .parquet or .tmx, but not .csv)"
         hint = f"; {prefix} is a single file: pairs in a single file must be {table}, for task=translation"
     for language in languages:
         if plain.endswith(f".{language}"):

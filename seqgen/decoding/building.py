@@ -38,7 +38,7 @@ class Resources:
         extra_end_tokens: ids that end an output besides end-of-sentence.
         device: device of the models.
         models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
-            with them; empty in ``seqgen-check`` and where a criterion builds its utility.
+            with them; empty where a criterion builds its utility.
         source_dictionary: the source vocabulary; ``None`` if it is not known.
         observers: the observers of the search, for a line stage that reports what they found.
         ensemble: the settings that make them an ensemble: their sources, weights and combination.

@@ -40,8 +40,6 @@ from seqgen.decoding.processors import length, tokens, warpers
 from seqgen.decoding.rules import ToolkitRules, rules_named
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.sampling import RandomSearch
-from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
-from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import stopping_from_config
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES, import_declared
@@ -100,7 +98,9 @@ def build_setup(
     if cfg.is_constrained and not search.enforces_constraints:
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
     search = rules.search(search)
-    search = _with_drafts(search, cfg, draft)
+    if draft is not None or any(getattr(cfg, key, None) for key in ("draft", "prompt_lookup")):
+        drafters = import_declared("seqgen.addons.speculative.drafters", "generation.draft")
+        search = drafters.with_drafts(search, cfg, draft)
     beam = check_returned(search, "rows", search.rows(cfg.beam), int)
     if cfg.nbest > beam:
         raise ConfigError(
@@ -348,21 +348,3 @@ def with_guidance(models: Sequence[ModelOrMember], combination: Combination, gui
         return plain
     unconditional = [MemberSpec(model, EMPTY, companion=True) for model in plain.models]
     return Ensemble([*plain.members, *unconditional], Guidance(combination, guidance_scale))
-
-
-def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderModel | None) -> Search:
-    """The strategy, wrapped in speculative search if the configuration asks for drafts.
-
-    Raises:
-        ConfigError: the configuration names a draft model, but ``draft`` is ``None``.
-    """
-    if draft is not None:
-        return SpeculativeSearch(ModelDrafter(draft), cfg.draft_tokens, search)
-    if cfg.draft:
-        raise ConfigError(
-            f"generation.draft={cfg.draft} names a model that has not been loaded; pass it as draft=MODEL where the "
-            "generator is built"
-        )
-    if cfg.prompt_lookup:
-        return SpeculativeSearch(PromptLookup(cfg.prompt_lookup), cfg.draft_tokens, search)
-    return search

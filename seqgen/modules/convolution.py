@@ -175,8 +175,8 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
         length = module_state["input_buffer"].size(1) - positions
         if length < self.kernel_width - 1:
             raise DecodingError(
-                f"a convolution has not stored the inputs that it needs to roll back {positions} positions; start with "
-                f"a decoding state whose max_roll_back is {positions}"
+                f"a convolution has not stored the inputs that it needs to roll back {positions} positions; set "
+                f"max_roll_back = {positions} of the decoding state (state of each member) before the first step"
             )
         return {"input_buffer": module_state["input_buffer"][:, :length]}
 

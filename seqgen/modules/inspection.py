@@ -130,19 +130,6 @@ def record_passes(model: EncoderDecoderModel) -> Iterator[Recording]:
         yield recording
 
 
-def attention_modules(part: nn.Module) -> tuple[list[Any], list[Any]]:
-    """The attention modules of an encoder or a decoder, in the order of the layers.
-
-    Args:
-        part: the encoder or the decoder.
-
-    Returns:
-        Those of self-attention, and those of encoder-decoder attention.
-    """
-    found = [module for module in part.modules() if isinstance(module, MultiheadAttention | MultiStepAttention)]
-    return [one for one in found if not one.encoder_decoder], [one for one in found if one.encoder_decoder]
-
-
 def _layers_of(part: nn.Module) -> tuple[list[nn.Module], nn.Module] | None:
     """The layers of an encoder or a decoder and the module after them; ``None`` if it has none."""
     for layers, last in _STACKS:
@@ -177,19 +164,17 @@ def _recording(
     def keep(name: str, weights: Tensor) -> None:
         getattr(passes[-1], name).append(weights)
 
-    over_self, over_source = attention_modules(part)
-    if any(attention.on_weights is not None for attention in (*over_self, *over_source)):
+    modules = [module for module in part.modules() if isinstance(module, MultiheadAttention | MultiStepAttention)]
+    if any(attention.on_weights is not None for attention in modules):
         raise ConfigError("this model is already being recorded; end the recording before the next one begins")
     handles = [layer.register_forward_pre_hook(before(index)) for index, layer in enumerate(layers)]
     handles.append(last.register_forward_hook(after))
     try:
-        for attention in over_self:
-            attention.on_weights = partial(keep, "self_attention")
-        for attention in over_source:
-            attention.on_weights = partial(keep, "cross_attention")
+        for attention in modules:
+            attention.on_weights = partial(keep, "cross_attention" if attention.encoder_decoder else "self_attention")
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for attention in (*over_self, *over_source):
+        for attention in modules:
             attention.on_weights = None

@@ -195,6 +195,7 @@ class LanguageModel(EncoderDecoderModel):
 
     left_pad_source = True
     continues_source = True
+    decoder: LanguageModelDecoder
 
     def __init__(self, decoder: LanguageModelDecoder):
         super().__init__(PromptEncoder(decoder.max_positions()), decoder)

@@ -32,6 +32,8 @@ _DECLARED = {
     "input_split": "seqgen.addons.paragraphs.stage",
     "glossary": "seqgen.addons.glossary.stage",
     **dict.fromkeys(("prompt", "chat"), "seqgen.addons.prompts.stage"),
+    "protect": "seqgen.addons.protect.stage",
+    "check_outputs": "seqgen.addons.protect.checks",
     "quality_features": "seqgen.addons.confidence.stage",
     "confidence": "seqgen.addons.confidence.stage",
     "certificate": "seqgen.addons.catalogue.certificate",
@@ -72,6 +74,7 @@ class LineStage:
         order: when it runs.
         key: the key of ``GenerationConfig`` that selects the stage; empty for a stage that always runs.
         splits: whether ``split`` divides lines; only one stage of a decode can.
+        streams: whether outputs can be shown, token by token, before ``write`` has seen them; others have a ``key``.
         reads_empty: whether ``read`` makes something of empty lines, which are then decoded.
         written: by key of ``GenerationConfig`` what most formats write of it, such as ``"no terms"``, and the formats
             that write all, such as ``"format=json"``, for a note to the user; ``None`` if all can have the key.
@@ -80,6 +83,7 @@ class LineStage:
     order: ClassVar[LineOrder] = LineOrder.RESULTS
     key: ClassVar[str] = ""
     splits: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
     reads_empty: ClassVar[bool] = False
     written: ClassVar[Mapping[str, tuple[str, str] | None]] = {}
 
@@ -128,6 +132,18 @@ class LineStage:
             translation: the translation.
         """
         return translation
+
+    def again(self, line: InputLine, translation: Translation) -> InputLine | None:
+        """Ask that a line is decoded again, in place of its translation; ``None`` if the translation is kept.
+
+        Args:
+            line: the line before ``read``, or what this method returned for it.
+            translation: its translation, after ``write`` of all stages.
+
+        Returns:
+            The line, for example with an extra that changes what ``read`` does; its translation is asked about again.
+        """
+        return None
 
     def joined(self, whole: Translation, parts: Sequence[Translation]) -> Translation:
         """Add the extras of a line that was split.
@@ -184,6 +200,7 @@ class LineStages:
 
     Attributes:
         splitter: the stage that divides lines; ``None`` if they are decoded as they are.
+        unstreamed: a stage whose outputs cannot be streamed, if there is one.
         needs_all: whether a stage writes all hypotheses of the search, not only ``nbest`` of them.
         reads_empty: whether a stage reads empty lines.
 
@@ -195,6 +212,7 @@ class LineStages:
         built = {name: stage.build(cfg, resources) for name, stage in stages_of(cfg).items()}
         self._stages = {name: stage for name, stage in built.items() if stage is not None}
         self.splitter = next((stage for stage in self._stages.values() if stage.splits), None)
+        self.unstreamed = next((each for each in self._stages.values() if not each.streams), None)
         self.needs_all = any(stage.order == LineOrder.HYPOTHESES for stage in self._stages.values())
         self.reads_empty = any(stage.reads_empty for stage in self._stages.values())
 
@@ -222,6 +240,11 @@ class LineStages:
             if (stage.order == LineOrder.HYPOTHESES) == of_search:
                 translation = stage.write(line, translation)
         return translation
+
+    def again(self, line: InputLine, translation: Translation) -> InputLine | None:
+        """See ``LineStage.again``; the first stage that asks for it is followed."""
+        asked = (stage.again(line, translation) for stage in self._stages.values())
+        return next((each for each in asked if each is not None), None)
 
     def _joined(self, whole: Translation, parts: Sequence[Translation]) -> Translation:
         for stage in self._stages.values() if len(parts) > 1 else ():
@@ -267,4 +290,4 @@ def summaries(cfg: GenerationConfig, counts: Mapping[str, int]) -> list[str]:
     for name, stage in stages_of(cfg).items():
         own = {key.removeprefix(f"{name}."): count for key, count in counts.items() if key.startswith(f"{name}.")}
         found.append(stage.summary(Counter(own)))
-    return [text for text in found if text]
+    return list(dict.fromkeys(text for text in found if text))  # stages can say the same

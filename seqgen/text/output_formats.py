@@ -65,7 +65,8 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     def fields(translation: Translation, **further: Any) -> dict[str, Any]:
         members, dictionary = len(decoding.members), decoding.task.target_dictionary
         hypotheses = [_hypothesis(item, members, dictionary) for item in translation.hypotheses]
-        described = decoding.stages.record(translation)
+        review = getattr(translation, "review", None)  # of any stage
+        described = {**({"review": review} if review else {}), **decoding.stages.record(translation)}
         return {"source": translation.source, **further, **described, "hypotheses": hypotheses}
 
     def write(translation: Translation) -> str:

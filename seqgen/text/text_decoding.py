@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from seqgen.config.settings import ResolvedSettings
+from seqgen.config.values import value_text
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
@@ -105,8 +106,8 @@ class TextDecoding:
         self.input_encoder = InputEncoder(readers, cfg, last_steps, [*sources, *sources[:1]], len(self.members), *read)
         of_batches = (self.input_encoder.languages, cfg.batch_size, cfg.max_tokens, setup.beam_size, setup.vocab_size)
         self.batcher = Batcher(readers, *of_batches, streamer is not None, self.device)
-        if (splitter := self.stages.splitter) is not None and streamer is not None:
-            given = f"generation.{splitter.key}={getattr(cfg, splitter.key)}"
+        if (stage := self.stages.unstreamed) is not None and streamer is not None:
+            given = f"generation.{stage.key}={value_text(getattr(cfg, stage.key))}"
             raise ConfigError(f"{given} cannot be streamed; remove it, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
@@ -151,32 +152,34 @@ class TextDecoding:
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
                 split = [self.stages.split(self.input_encoder.read(number, *pair)) for number, pair in buffer]
-                encoded = [self.input_encoder.encode(part) for parts, _ in split for part in parts]
-                decoded = self._translate_buffer(encoded, on_line)
+                decoded = self._translate_buffer([part for parts, _ in split for part in parts], on_line)
                 for parts, join in split:
                     yield join([next(decoded) for _ in parts])
 
     def _translate_buffer(
-        self, lines: Sequence[InputLine], on_line: Callable[[], None] | None
+        self, parts: Sequence[InputLine], on_line: Callable[[], None] | None
     ) -> Iterator[Translation]:
-        """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
+        """Decode lines, which are not encoded.
+
+        If memory runs out, the lines before the first unfinished one are yielded before the error.
+        """
+        lines = [self.input_encoder.encode(part) for part in parts]
         found = {line.number: self._written(line, line.translation()) for line in lines if not line.sources}
+        readable = list[InputLine]()
         try:
             for line in lines:
                 if self.streamer is not None and not line.sources:
                     self.streamer.end(line.number)
                 elif isinstance(self.streamer, WordStreamer):
                     self.streamer.begin(line.number, self.task.prompt(line.sources[0]).tolist())
-            if self.ranker is not None and self.ranker.reranker is not None:
-                self.ranker.reranker.prepare([line.translation() for line in lines])
-            readable = [line for line in lines if line.sources]
-            for line, hypotheses, width in self._decoded(readable):
-                found[line.number] = self._translation(line, hypotheses, width)
+            for line, translation in self._translated(parts, lines):
+                found[line.number] = translation
+                readable.append(line)
                 if on_line is not None and line.ends_line:
                     on_line()
             self._add_notes(sorted(self.generator.setup.notes))
             if self.details.rescores:
-                for batch in self.batcher.batches(readable):
+                for batch in self.batcher.batches(sorted(readable, key=lambda line: line.number)):
                     found |= {one.id: one for one in self._with_details([(line, found[line.number]) for line in batch])}
         except Exception as error:
             if out_of_memory(error) and not self.details.rescores:
@@ -184,6 +187,33 @@ class TextDecoding:
                 yield from (found[line.number] for line in finished)
             raise
         yield from (found[line.number] for line in lines)
+
+    def _translated(
+        self, parts: Sequence[InputLine], lines: Sequence[InputLine]
+    ) -> Iterator[tuple[InputLine, Translation]]:
+        """Decode lines, some of them again and again if a line stage asks for it.
+
+        Args:
+            parts: the lines before they are encoded.
+            lines: the same, encoded.
+
+        Yields:
+            Each line that is not empty, as it was decoded at last, and its translation.
+        """
+        read, waiting = {part.number: part for part in parts}, lines
+        while waiting:
+            if self.ranker is not None and self.ranker.reranker is not None:
+                self.ranker.reranker.prepare([line.translation() for line in waiting])
+            again = []
+            for line, hypotheses, width in self._decoded([line for line in waiting if line.sources]):
+                translation = self._translation(line, hypotheses, width)
+                asked = self.stages.again(read[line.number], translation)
+                if asked is not None and (encoded := self.input_encoder.encode(asked)).sources:
+                    read[line.number] = asked
+                    again.append(encoded)
+                else:
+                    yield line, translation
+            waiting = again
 
     def _decoded(self, lines: Sequence[InputLine]) -> Iterator[tuple[InputLine, Sequence[Hypothesis], int]]:
         """Decode lines, in batches or as one batch that waiting lines join.

@@ -246,7 +246,7 @@ class Translator:
             self._across.check(**wanted_details, streaming=streaming)
         elif note := note_if_language_unset(cfg, self.members[0]):
             notes.append(note)
-        draft = self._draft(cfg.draft) if cfg.draft else None
+        draft = self._draft(path) if (path := getattr(cfg, "draft", "")) else None
         generator, of_setup = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
         notes += [

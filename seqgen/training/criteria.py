@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -143,6 +143,9 @@ class Criterion(Hooked):
         optimizer_steps: the number of optimizer steps in an update, each with a new gradient of the same batches.
     """
 
+    inputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the columns of examples that it reads in ``batch.source.inputs``; see ``Encoder.inputs``."""
+
     def __init__(self, cfg: Any, task: Task):
         self.cfg, self.task = cfg, task
         self.context = TrainingContext()
@@ -215,7 +218,8 @@ class Criterion(Hooked):
         """Set ``module`` if the criterion has parameters, such as a critic; by default it has none.
 
         They are trained like those of the model, with the same learning rate, and saved in checkpoints apart from the
-        weights of the model. ``optimization.freeze`` and ``optimization.ema_decay`` do not apply to them.
+        weights of the model. ``optimization.groups`` and observers find them as ``criterion.NAME``;
+        ``optimization.freeze`` and ``optimization.ema_decay`` do not apply to them.
 
         Args:
             model: the model before training; ``checkpoint.finetune_from`` is loaded later. The module gets its device

@@ -1,4 +1,4 @@
-"""Optimizers, and the average of the weights.
+"""Optimizers.
 
 A registered class is a ``torch.optim.Optimizer`` with a classmethod ``build(cfg, groups)``, where ``groups`` is what
 PyTorch's optimizers take: each group has ``params``, their ``names``, and the values of ``optimization.groups``. Before
@@ -12,20 +12,52 @@ Adam and NAG is decoupled from the gradient (Loshchilov & Hutter 2019).
 
 from __future__ import annotations
 
-import copy
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from seqgen.config import like, option
+from seqgen.config import TrainConfig, like, option
+from seqgen.core.contract import check_returned
 from seqgen.core.errors import ConfigError
-from seqgen.registry import register_optimizer
-from seqgen.training.distributed import is_part, local
+from seqgen.registry import OPTIMIZERS, register_optimizer
+from seqgen.training.distributed import is_part
 from seqgen.training.parameters import Groups
+
+
+def build_optimizer(cfg: TrainConfig, groups: Groups) -> torch.optim.Optimizer:
+    """Build the optimizer of a configuration.
+
+    Args:
+        cfg: the whole configuration.
+        groups: the groups of parameters.
+
+    Raises:
+        UserError: its class does not do what this module says.
+    """
+    component: Any = (entry := OPTIMIZERS.of(cfg.optimizer)).component
+    where = f"optimizer={entry.name} ({component.__name__}, {entry.defined_in})"
+    try:
+        built = component.build(cfg.optimizer, groups)
+    except (AttributeError, TypeError, ValueError) as error:  # such as that of torch's LBFGS, which has no groups
+        raise ConfigError(f"{where}: build(cfg, groups) fails: {error}") from error
+    made = check_returned(component, "build", built, torch.optim.Optimizer)
+    kept = [(*map(id, group["params"]), group.get("lr_scale")) for group in made.param_groups]
+    if kept != [(*map(id, group["params"]), group.get("lr_scale")) for group in groups]:
+        raise ConfigError(f"{where} must keep the groups that its method build receives; pass them on")
+    needs_closure = bool(getattr(made, "needs_closure", False))
+    if needs_closure and cfg.common.fp16:
+        raise ConfigError(f"{where} needs several gradients, so common.fp16 must be false; use common.bf16")
+    try:
+        inspect.signature(made.step).bind(*[None] * needs_closure)
+    except TypeError as error:
+        how = f"with{'' if needs_closure else 'out'} a closure"
+        raise ConfigError(f"{where}: step {how}: {error}; set needs_closure = {not needs_closure} in it") from None
+    return made
 
 
 @dataclass
@@ -211,37 +243,3 @@ class Adafactor(torch.optim.Optimizer):
 
 def _rms(values: Tensor) -> Tensor:
     return values.square().mean().sqrt()
-
-
-class EMA:
-    """A copy of a model whose weights are averages over the updates (Polyak & Juditsky 1992); it often decodes better.
-
-    After update ``u`` (from 1), each average becomes ``d * average + (1 - d) * weight`` with
-    ``d = min(decay, u / (u + 9))``: the decay is smaller at first, so that the initial weights soon lose influence.
-
-    Args:
-        model: the model that is trained.
-        decay: the maximum of ``d``.
-
-    Attributes:
-        model: the copy with the averages; it shares no tensors with the trained model.
-    """
-
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
-        self.model: Any = copy.deepcopy(model).requires_grad_(False)
-
-    @torch.no_grad()
-    def update(self, model: nn.Module, update: int) -> None:
-        """Update the average.
-
-        Args:
-            model: the model, after the update.
-            update: number of the update, from 1.
-        """
-        weight = 1.0 - min(self.decay, update / (update + 9))
-        averages, values = ([local(one) for one in (*m.parameters(), *m.buffers())] for m in (self.model, model))
-        floating = [i for i, value in enumerate(values) if value.is_floating_point()]
-        torch._foreach_lerp_([averages[i] for i in floating], [values[i] for i in floating], weight)
-        for i in set(range(len(values))).difference(floating):
-            averages[i].copy_(values[i])

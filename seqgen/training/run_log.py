@@ -39,9 +39,10 @@ class RunLog(TrainingObserver):
     """Writes the records of a run.
 
     ``log.jsonl`` has one JSON object on each line, with ``event`` (``start``, ``resume``, ``train``, ``valid``,
-    ``stop``), ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. If a
-    run was killed, the log may contain updates after its last checkpoint. When the run resumes, it repeats these
-    updates, so that their records are removed from the log.
+    ``stop``), ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. A
+    validation that decodes has ``samples``: ``source``, ``hypothesis`` and ``reference`` of some lines. If a run was
+    killed, the log may contain updates after its last checkpoint. When the run resumes, it repeats these updates, so
+    that their records are removed from the log.
 
     ``scores.json`` is made from the validation records of the log, so that both agree even after a kill. It has
     ``metric``, the name of the score that ranks checkpoints; ``best`` and ``last``, each with ``update``, ``epoch``,
@@ -71,8 +72,9 @@ class RunLog(TrainingObserver):
             self.write("train", run.update, run.epoch, run.means)
 
     def validation(self, run: TrainingRun, result: ValidationResult) -> None:
-        """Write the scores."""
-        self.write("valid", run.update, run.epoch, result.scores)
+        """Write the scores and the decoded sentences."""
+        samples = {"samples": [sample._asdict() for sample in result.samples]} if result.samples else {}
+        self.write("valid", run.update, run.epoch, {**samples, **result.scores})
 
     def end(self, run: TrainingRun, reason: str) -> None:
         """Write the reason, unless it was an error."""
@@ -95,7 +97,7 @@ class RunLog(TrainingObserver):
 
     def _add_scores(self, record: Mapping[str, Any]) -> None:
         """Add a validation record of the log, which becomes ``last``, and ``best`` if its score is better."""
-        scores = {name: value for name, value in record.items() if name not in _FIELDS}
+        scores = {k: value for k, value in record.items() if k not in _FIELDS and not isinstance(value, list)}
         self.last = {name: record.get(name) for name in _FIELDS[1:]} | {"scores": scores}
         best = pick(self.best["scores"], self.metric) if self.best is not None else None
         if is_better(pick(scores, self.metric), best, self.metric):

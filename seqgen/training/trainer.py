@@ -1,4 +1,4 @@
-"""One update: forward, backward, gradient clipping, optimizer, learning rate, average of the weights."""
+"""One update: forward, backward, gradient clipping, optimizer, learning rate."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.decoding.building import name_key_in_errors
 from seqgen.modules.linear import TRAINING
-from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
+from seqgen.registry import CRITERIA, LR_SCHEDULERS
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
 from seqgen.training import distributed
 from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, check_out, sum_outs
 from seqgen.training.distributed import LossModule, PlainCopy, ProcessGroup
 from seqgen.training.lr_schedulers import LRScheduler
-from seqgen.training.optimizers import EMA
-from seqgen.training.parameters import freeze, names_like, parameter_groups
+from seqgen.training.optimizers import build_optimizer
+from seqgen.training.parameters import freeze, names_like, parameter_groups, untrained_rows
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
@@ -74,7 +74,7 @@ class Trainer:
         lr: the learning rate in place of that of the schedule; ``None`` for the schedule.
         frozen: names of parameters that updates leave as they are, besides those of ``optimization.freeze``.
         sharded: whether each rank has only a part of the weights.
-        ema: the exponential moving average of the weights; ``None`` if ``optimization.ema_decay`` is 0.
+        eval_model: the model for validation and decoding, and whose weights are saved; see ``plain``.
 
     Raises:
         ConfigError: options exclude each other, or a pattern of ``optimization.freeze`` matches no parameter.
@@ -89,27 +89,21 @@ class Trainer:
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
         self.criterion.begin_training(model)
         self.criterion.module.to(next(model.parameters()))
+        self._trainable = {name for name, param in model.named_parameters() if param.requires_grad}
         self._frozen_until = freeze(model, cfg.optimization.freeze)
-        decay = cfg.optimization.ema_decay
-        self.ema = EMA(model, decay) if decay else None
+        self.eval_model = model
         self._parallelize(model)
         every = (*model.named_parameters(), *self.criterion.module.named_parameters("criterion"))
         self.named_params = {name: param for name, param in every if param.requires_grad}
         self.params = list(self.named_params.values())
+        start = model.start_token(task.target_dictionary.eos())
+        self._masks = [(weight, distributed.part_like(mask, weight)) for weight, mask in untrained_rows(model, start)]
         self.lr: float | None = None
         self.frozen: set[str] = set()
         with name_key_in_errors("optimization.groups"):
             groups = parameter_groups(self.named_params, cfg.optimization.groups, self.trained_names)
-        self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, groups)  # type: ignore[attr-defined]
-        kept = [(*map(id, group["params"]), group.get("lr_scale")) for group in self.optimizer.param_groups]
-        if kept != [(*map(id, group["params"]), group.get("lr_scale")) for group in groups]:
-            name = OPTIMIZERS.of(cfg.optimizer).name
-            raise ConfigError(f"optimizer={name} must keep the groups that its method build receives; pass them on")
-        if cfg.common.fp16 and getattr(self.optimizer, "needs_closure", False):
-            name = OPTIMIZERS.of(cfg.optimizer).name
-            raise ConfigError(
-                f"optimizer={name} needs several gradients, so common.fp16 must be false; use common.bf16"
-            )
+        self.optimizer = build_optimizer(cfg, groups)
+        self._names = [name for group in groups for name in group["names"]]
         self.scheduler: LRScheduler = LR_SCHEDULERS.of(cfg.lr_scheduler).component(cfg.lr_scheduler, cfg.optimization)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7, enabled=cfg.common.fp16)
         self.update = 0
@@ -140,8 +134,6 @@ class Trainer:
         )
         loss.add_module("criterion", self.criterion.module)
         self._loss_module: Any = distributed.parallelize(loss, sharding, self.group, self.device)
-        if self.sharded and self.ema is not None:
-            distributed.parallelize(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 
     def trained_names(self, patterns: Iterable[str]) -> set[str]:
         """The names of the parameters that are trained and match a pattern, such as ``encoder.*``.
@@ -149,21 +141,16 @@ class Trainer:
         Raises:
             ConfigError: a pattern matches no parameter that is trained.
         """
-        found = {
-            pattern: {*names} & {*self.named_params} for pattern, names in names_like(self.model, patterns).items()
-        }
-        if lost := [pattern for pattern, names in found.items() if not names]:
-            raise ConfigError(f"optimization.freeze freezes all parameters {lost[0]!r}; remove one of the two patterns")
-        return {name for names in found.values() for name in names}
+        found = names_like({"": self.model, "criterion": self.criterion.module}, patterns)
+        for pattern, names in found.items():
+            if not {*names} & {*self.named_params}:
+                by = "optimization.freeze" if {*names} & self._trainable else "the model itself"
+                raise ConfigError(f"{by} freezes all parameters {pattern!r}; remove the pattern")
+        return {name for names in found.values() for name in names if name in self.named_params}
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of the next update, in an epoch (from 1)."""
         return self.scheduler.lr_at(self.update, epoch) if self.lr is None else self.lr
-
-    @property
-    def eval_model(self) -> EncoderDecoderModel:
-        """The model for validation and decoding: the one with averaged weights, if there is one; see ``plain``."""
-        return self.ema.model if self.ema is not None else self.model
 
     @contextlib.contextmanager
     def plain(self, model: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
@@ -237,8 +224,6 @@ class Trainer:
         self.update += 1
         self.skips = 0
         self.criterion.after_update(result.sums)
-        if self.ema is not None:
-            self.ema.update(self.model, self.update)
         return result
 
     def _make_step(self, result: UpdateResult, batches: Sequence[Batch | None], spare: Spare) -> None:
@@ -276,6 +261,9 @@ class Trainer:
             return sums, f"the loss is {sums['loss']} on a batch with the sentences {bad}"
         for name in self.frozen.union(*(names for until, names in self._frozen_until if self.update < until)):
             self.named_params[name].grad = None
+        for weight, mask in self._masks:
+            if weight.grad is not None:
+                weight.grad.mul_(mask)
         self.scaler.unscale_(self.optimizer)
         result.gnorm = float(self._normalize_gradients(sums["sample_size"]))
         if not math.isfinite(result.gnorm) and not self.scaler.is_enabled():
@@ -390,11 +378,11 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The training state without ``weights``: nested plain values and tensors. All ranks call this."""
-        state, names = self.optimizer.state_dict(), self._names_in_order()
+        state = self.optimizer.state_dict()
         gather = functools.partial(distributed.gather_tensors, keep=self.group.is_main)
         with self.group.collective():
-            values = {names[int(index)]: gather(value) for index, value in state["state"].items()}
-            trained = self.weights(self.model) if self.ema is not None else {}
+            values = {self._names[int(index)]: gather(value) for index, value in state["state"].items()}
+            trained = self.weights(self.model) if self.eval_model is not self.model else {}
             of_criterion = gather(self.criterion.module.state_dict(keep_vars=True))
         return {
             "update": self.update,
@@ -424,10 +412,8 @@ class Trainer:
         Raises:
             CheckpointError: the weights do not fit the model.
         """
-        if self.ema is not None:
-            distributed.load(self.ema.model, weights, where)
-            weights = state["trained_weights"]
-        distributed.load(self.model, weights, where)
+        distributed.load(self.eval_model, weights, where)
+        distributed.load(self.model, state["trained_weights"] or weights, where)
         distributed.load(self.criterion.module, state["criterion_weights"], f"{where}, parameters of the criterion")
         self._load_optimizer(state["optimizer"])
         self.scheduler.load_state_dict(state["lr_scheduler"])
@@ -445,19 +431,11 @@ class Trainer:
             if one is not model:
                 distributed.load(one, model.state_dict(), "the weights to begin with")
 
-    def _names_in_order(self) -> list[str]:
-        """The names of the parameters in the order of the optimizer's groups."""
-        names = {id(param): name for name, param in self.named_params.items()}
-        return [names[id(param)] for group in self.optimizer.param_groups for param in group["params"]]
-
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
-        current = self.optimizer.state_dict()
-        indices = {name: index for index, name in enumerate(self._names_in_order())}
-        groups = []
-        for group, values in zip(current["param_groups"], saved["groups"], strict=True):
-            # JSON has no tuples; fused and foreach depend on the device, not on the run
-            values = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in values.items()}
-            groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
+        indices = {name: index for index, name in enumerate(self._names)}
+        pairs = zip(self.optimizer.state_dict()["param_groups"], saved["groups"], strict=True)
+        # fused and foreach depend on the device, not on the run
+        groups = [{**new, **old, **{k: new[k] for k in ("fused", "foreach") if k in new}} for new, old in pairs]
         state = {
             indices[name]: {key: distributed.part_like(value, self.named_params[name]) for key, value in values.items()}
             for name, values in saved["state"].items()

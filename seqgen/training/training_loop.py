@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import operator
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from seqgen.checkpoints.serialization import pack
 from seqgen.config import TrainConfig
 from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError
 from seqgen.core.structures import Batch
+from seqgen.decoding.building import name_key_in_errors
 from seqgen.modules.inspection import num_parameters
 from seqgen.modules.linear import TRAINING
 from seqgen.system.devices import memory_errors, seed_everything
@@ -29,13 +29,15 @@ from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.training.batches import RunBatches
 from seqgen.training.distributed import ProcessGroup, unused_keys
-from seqgen.training.observers import TrainingObserver, build_observers
+from seqgen.training.observers import EMA, TrainingObserver, build_observers
 from seqgen.training.progress import Divergence, ProgressLines
 from seqgen.training.run_log import RunLog, is_better, lower_is_better
 from seqgen.training.tensorboard import TensorBoard
 from seqgen.training.trainer import Trainer
 from seqgen.training.training_run import Requests, TrainingRun
 from seqgen.training.validation import Interrupted, Validator, pick
+
+_SAVED = ("best", "start", "stale", "pending", "means", "due")
 
 
 class TrainingLoop(TrainingRun):
@@ -74,12 +76,11 @@ class TrainingLoop(TrainingRun):
         # whether the last update, whose validation and saving are to be done, ended its epoch; ``None`` if none are
         self.pending: bool | None = None
         self.own_observers = build_observers(cfg.training)
-        self.observers: list[TrainingObserver] = []
+        self.observers: list[TrainingObserver] = [EMA(trainer, d) for d in [cfg.optimization.ema_decay] if d]
         if group.is_main:
             log = RunLog(folder, cfg.checkpoint.best_checkpoint_metric, task.metric_signatures())
-            divergence = Divergence(math.log(len(task.target_dictionary)))
-            lines = ProgressLines(cfg.common.log_format)
-            self.observers = [log, *([TensorBoard()] if cfg.common.tensorboard else []), lines, divergence]
+            lines, divergence = ProgressLines(cfg.common.log_format), Divergence(math.log(len(task.target_dictionary)))
+            self.observers += [log, *([TensorBoard()] if cfg.common.tensorboard else []), lines, divergence]
         self.observers += self.own_observers.values()
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class TrainingLoop(TrainingRun):
         begun: list[TrainingObserver] = []
         try:
             for observer in self.observers:
-                observer.begin(self)
+                self._tell([observer], "begin")
                 begun.append(observer)
             self._restore_observers(state)
             # validation has fixed kernels, so that a resumed run gets the same scores
@@ -114,16 +115,22 @@ class TrainingLoop(TrainingRun):
                     stopped = self._epoch()
             reason, self.epoch = stopped, self.iterator.epoch
         finally:
-            for observer in begun:
-                observer.end(self, reason)
+            self._tell(begun, "end", reason)
         return self.signals.exit_code if reason == "interrupted" else 0
+
+    def _tell(self, observers: Sequence[TrainingObserver], event: str, *given: Any) -> None:
+        """Call a method of observers, with the same random numbers in all ranks and in a continued run."""
+        if self.own_observers:
+            seed_everything((self.cfg.common.seed, self.update * (event != "begin")))
+        for observer in observers:
+            with name_key_in_errors(f"{type(observer).__name__}.{event}"):
+                getattr(observer, event)(self, *given)
 
     def _epoch(self) -> str:
         """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
         epoch = self.epoch = self.iterator.epoch
         if not self.iterator.first + self.iterator.consumed:
-            for observer in self.observers:
-                observer.epoch(self)
+            self._tell(self.observers, "epoch")
         freq = self.triggers.update_freq(epoch)
         rounds = self.iterator.rounds
         with closing(iter(self.iterator)) as batches:
@@ -149,8 +156,7 @@ class TrainingLoop(TrainingRun):
         self.means, self.due = {**self.meter.record(), "lr": result.lr}, self.update % self.cfg.common.log_interval == 0
         if self.due:
             self.meter.reset()
-        for observer in self.observers:
-            observer.update(self, result)
+        self._tell(self.observers, "update", result)
         return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
@@ -170,9 +176,9 @@ class TrainingLoop(TrainingRun):
             return self._interrupt(ended)
         place = self.update, epoch, ended
         completed = epoch if ended else epoch - 1
-        requests = functools.reduce(operator.or_, (one for *_, one in asked))
-        self.requests = Requests()
-        limit = self._limit(completed) or requests.stop
+        requests = sum((one for *_, one in asked), Requests())
+        self.requests = Requests(requests.stop)
+        limit = self._limit(completed)
         improved = False
         validates = self.cfg.dataset.validate_interval or self.cfg.dataset.validate_interval_updates
         if any(self.triggers.due("validate", *place)) or requests.validate or (limit and validates):
@@ -184,8 +190,9 @@ class TrainingLoop(TrainingRun):
                 if isinstance(error, Interrupted):
                     return stopped
                 raise
-            requests, self.requests = requests | self.requests, Requests(validate=self.requests.validate)
-            limit = limit or self._limit(completed) or requests.stop
+            requests += self.requests
+            self.requests.save = False
+            limit = limit or self._limit(completed)
         if improved or limit or asked[0][1] or requests.save or any(self.triggers.due("save", *place)):
             self._save(self.triggers.checkpoint_names(*place, improved))
         return limit
@@ -205,9 +212,8 @@ class TrainingLoop(TrainingRun):
 
     def _limit(self, epochs: int) -> str:
         """The reason to stop after a number of completed epochs, empty if there is none; the same in all ranks."""
-        update = self.trainer.update
-        lr = self.trainer.scheduler.lr_at(update, epochs + 1)
-        reason = self.triggers.reason_to_stop(update, epochs, self.meter.seconds, self.stale, lr)
+        place = self.update, epochs, self.meter.seconds, self.stale, self.trainer.lr_at(epochs + 1)
+        reason = self.triggers.reason_to_stop(*place) or self.requests.stop
         if not self.cfg.optimization.stop_time_hours:
             return reason
         return next((one for one in self.group.gather(reason) if one), "")  # the clocks of the ranks differ
@@ -232,8 +238,7 @@ class TrainingLoop(TrainingRun):
             self.start = score
         worse = self.start is not None and is_better(self.start, score, metric)
         result.rank = "worse than the start" if worse else "best so far" * improved
-        for observer in self.observers:
-            observer.validation(self, result)
+        self._tell(self.observers, "validation", result)
         return improved
 
     def _save(self, names: list[str]) -> None:
@@ -244,8 +249,8 @@ class TrainingLoop(TrainingRun):
             self.checkpoints.prune("epoch", self.cfg.checkpoint.keep_last_epochs)
             self.checkpoints.prune("update", self.cfg.checkpoint.keep_interval_updates)
         self.saved = time.monotonic()
-        for name, observer in itertools.product(names, self.observers):
-            observer.checkpoint(self, self.folder / FOLDER / name)
+        for name in names:
+            self._tell(self.observers, "checkpoint", self.folder / FOLDER / name)
 
     def _state(self) -> dict[str, Any]:
         """The training state without the weights; see ``Trainer.state_dict``."""
@@ -253,10 +258,7 @@ class TrainingLoop(TrainingRun):
             **self.trainer.state_dict(),
             "iterator": self.iterator.state_dict(),
             "meter": self.meter.state_dict(),
-            "best": self.best,
-            "start": self.start,
-            "stale": self.stale,
-            "pending": self.pending,
+            **{name: getattr(self, name) for name in _SAVED},
             "requests": asdict(self.requests),
             "observers": {name: observer.state_dict() for name, observer in self.own_observers.items()},
             "processes": self.group.world_size,
@@ -273,8 +275,7 @@ class TrainingLoop(TrainingRun):
             self.trainer.load_state_dict(weights, state, str(path))
             self.notes += filter(None, [self.iterator.load_state_dict(state["iterator"])])
             self.meter.load_state_dict(state["meter"])
-            self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
-            self.start, self.requests = state.get("start"), Requests(**state["requests"])
+            vars(self).update({name: state[name] for name in _SAVED})
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path}: its training state does not belong to this run ({type(error).__name__}: "
@@ -285,6 +286,7 @@ class TrainingLoop(TrainingRun):
         """Restore what ``begin`` of the observers may have changed, if the run was continued; check their states."""
         if state is not None:
             self.trainer.load_steering(state)
+            self.requests = Requests(self.requests.stop) + Requests(**state["requests"])
             self.iterator.dataset.load_state_dict(state["iterator"]["dataset"]["next"])
         for name, observer in self.own_observers.items():
             try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqgen.config import TrainConfig
+from seqgen.core.errors import ConfigError, shown
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.combined_datasets import PackedDataset
 from seqgen.data.iterator import EpochIterator
@@ -34,7 +35,7 @@ class Requests:
     save: bool = False
     validate: bool = False
 
-    def __or__(self, other: Requests) -> Requests:
+    def __add__(self, other: Requests) -> Requests:
         """The requests of both."""
         return Requests(self.stop or other.stop, self.save or other.save, self.validate or other.validate)
 
@@ -93,6 +94,8 @@ class TrainingRun:
 
     @lr.setter
     def lr(self, value: float) -> None:
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(f"run.lr = {shown(value)}: must be a finite number, at least 0")
         self.trainer.lr = value
 
     def freeze(self, *patterns: str) -> None:
@@ -111,11 +114,16 @@ class TrainingRun:
         self.trainer.frozen -= self.trainer.trained_names(patterns)
 
     def stop(self, reason: str) -> None:
-        """End training after this update and its validation.
+        """End training after this update and its validation, for good: it cannot be continued.
 
         Args:
             reason: what the log and the last line say.
+
+        Raises:
+            ConfigError: it is no text, or an empty one.
         """
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"run.stop({shown(reason)}): must be given the reason, as text")
         self.requests.stop = reason
 
     def save(self) -> None:

@@ -1,14 +1,12 @@
 """``seqgen-convert format=average`` of several runs: the plain mean of their weights, as a run that decodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, refused, training_arguments
+from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, done, refused, training_arguments
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(place: Path, name: str, *arguments: str) -> Path:
     limits = ("optimization.max_update=3", "dataset.validate_interval=0")
-    outcome = command("train", *training_arguments(place / "data", place / name), *limits, *arguments)
-    assert outcome.code == 0, outcome.err
+    done("train", *training_arguments(place / "data", place / name), *limits, *arguments)
     return place / name
 
 
@@ -42,9 +39,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def outputs(place: Path, run: Path) -> str:
-    outcome = command("generate", f"path={run}", f"input={place}/data/test.en", "generation.max_len_b=9")
-    assert outcome.code == 0, outcome.err
-    return outcome.out
+    return done("generate", f"path={run}", f"input={place}/data/test.en", "generation.max_len_b=9").out
 
 
 def test_the_mean_of_the_weights(place: Path, tmp_path: Path) -> None:

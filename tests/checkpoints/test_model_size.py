@@ -1,7 +1,5 @@
 """Models whose weights are allocated only once they are known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

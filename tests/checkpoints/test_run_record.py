@@ -1,7 +1,5 @@
 """Files and keys that a run's outputs depend on: if one is missing or has changed, no output is written."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -16,7 +14,7 @@ from seqgen.checkpoints.loading import base_digest, load_models
 from seqgen.checkpoints.run_config import RUN_CHECKSUMS, save_generation
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import UserError
-from tests.commands import SMALL_TRANSFORMER, command, corpus, refused, sentences, training_arguments
+from tests.commands import SMALL_TRANSFORMER, command, corpus, done, refused, sentences, training_arguments
 from tests.huggingface_t5 import change_config, tiny_folder
 
 LINES = [source for source, _ in sentences(400, 4)]
@@ -35,8 +33,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(data: Path, run: Path, *arguments: str) -> Path:
     limits = ("checkpoint.keep_last_epochs=2", "generation.max_len=12", "optimization.lr=[5e-3]")
-    outcome = command("train", *training_arguments(data, run), *SMALL_TRANSFORMER, UPDATES, *limits, *arguments)
-    assert outcome.code == 0, outcome.err
+    done("train", *training_arguments(data, run), *SMALL_TRANSFORMER, UPDATES, *limits, *arguments)
     return run
 
 

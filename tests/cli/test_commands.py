@@ -1,7 +1,5 @@
 """The commands as a user types them: normal use, every format, and the messages for bad input."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -29,7 +27,7 @@ from seqgen.core.errors import UserError
 from seqgen.system.files import run_lock
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
-from tests.commands import SMALL_FCONV, command, refused, sentences, training_arguments
+from tests.commands import SMALL_FCONV, command, done, refused, sentences, training_arguments
 
 LOSING = """
 import sys
@@ -74,8 +72,7 @@ def test_text_gives_line_n_for_line_n(runs: Path, tmp_path: Path) -> None:
     lines[3:3] = ["", "the dog\u2028sees 🐕", "   ", "\x00"]
     source, model = tmp_path / "source.en", f"path={runs}/transformer"
     source.write_bytes("\n".join(lines).encode())  # the last line has no \n
-    outcome = command("generate", model, f"input={source}", f"output={tmp_path}/out.de")
-    assert outcome.code == 0, outcome.err
+    outcome = done("generate", model, f"input={source}", f"output={tmp_path}/out.de")
     written = (tmp_path / "out.de").read_bytes().decode().split("\n")
     assert len(written) == len(lines) + 1
     assert (written[3], written[5], written[-1]) == ("", "", "")
@@ -135,8 +132,7 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
 
     monkeypatch.setattr("seqgen.training.averaging.run_lock", training_ends_meanwhile)
     average = ("convert", "format=average", f"path={run}", "last=2")
-    outcome = command(*average, f"output={tmp_path}/average")
-    assert outcome.code == 0, outcome.err
+    outcome = done(*average, f"output={tmp_path}/average")
     assert "epoch_99" in outcome.out
     with run_lock(run):
         monkeypatch.undo()
@@ -149,8 +145,7 @@ def test_preparing_then_training_encodes_nothing_again(
     """And no folder but the run appears."""
     monkeypatch.chdir(tmp_path)
     arguments = [*training_arguments(data, Path("run")), *SMALL_FCONV]
-    outcome = command("train", "prepare_only=true", *arguments)
-    assert outcome.code == 0, outcome.err
+    outcome = done("train", "prepare_only=true", *arguments)
     assert "train: 300 pairs" in outcome.out
     assert "prepare_only" not in (tmp_path / "run" / "config.yaml").read_text()
     stores = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "cache").rglob("*") if file.is_file()}
@@ -168,8 +163,7 @@ def test_a_run_gives_its_model_its_tokenizer_and_its_task_to_a_new_one(runs: Pat
     keys += [f"checkpoint.finetune_from={runs}/fconv", "model.dropout=0.3"]
     old = load_model(runs / "fconv")
     for name, further in (("new", []), ("config", [f"config={runs}/fconv/config.yaml"])):
-        outcome = command("train", f"run_dir={tmp_path / name}", *keys, *further)
-        assert outcome.code == 0, outcome.err
+        done("train", f"run_dir={tmp_path / name}", *keys, *further)
         new = load_model(tmp_path / name)
         assert new.config.model == replace(old.config.model, dropout=0.3)
         assert new.task.target_tokenizer.fingerprint() == old.task.target_tokenizer.fingerprint()

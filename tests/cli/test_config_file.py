@@ -1,7 +1,5 @@
 """``config=FILE.yaml``: keys of a file, beside those of the command line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A checkpoint of another toolkit becomes a run that decodes as it did and can be trained further."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from dataclasses import replace
@@ -15,7 +13,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.cli import convert
 from seqgen.cli.record import model_digests
 from seqgen.cli.train import with_checkpoint
-from tests.commands import command, refused
+from tests.commands import command, done, refused
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
 
 
@@ -27,9 +25,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def decode(path: Path, tmp_path: Path, *further: str) -> str:
     source = tmp_path / "source.txt"
     source.write_text("w1 w2 w3\nw4 w5\n")
-    outcome = command("generate", f"path={path}", f"input={source}", "format=json", "generation.max_len_b=12", *further)
-    assert outcome.code == 0, outcome.err
-    return outcome.out
+    return done("generate", f"path={path}", f"input={source}", "format=json", "generation.max_len_b=12", *further).out
 
 
 @pytest.mark.parametrize(
@@ -38,8 +34,7 @@ def decode(path: Path, tmp_path: Path, *further: str) -> str:
 def test_the_run_decodes_as_the_checkpoint_does(config: object, tmp_path: Path) -> None:
     path = write(tmp_path / "theirs", random_model(config), in_dict(options_of(config)))
     run = tmp_path / "run"
-    outcome = command("convert", f"path={path}", f"output={run}")
-    assert outcome.code == 0, outcome.err
+    done("convert", f"path={path}", f"output={run}")
     expected = decode(path, tmp_path)
     assert decode(run, tmp_path) == expected
     shutil.rmtree(tmp_path / "theirs")
@@ -51,8 +46,7 @@ def test_separate_dictionaries(tmp_path: Path) -> None:
     source = dictionary(15, "s")
     path = write(tmp_path / "theirs", random_model(FCONV, source, dictionary()), in_dict(options_of(FCONV)))
     source.save(path.parent / "dict.en.txt")
-    outcome = command("convert", f"path={path}", f"output={tmp_path / 'run'}")
-    assert outcome.code == 0, outcome.err
+    outcome = done("convert", f"path={path}", f"output={tmp_path / 'run'}")
     printed = shlex.split(next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: ")))[2:]
     assert "task.joined_dictionary=false" in with_checkpoint(printed)
     assert decode(tmp_path / "run", tmp_path) == decode(path, tmp_path)
@@ -63,8 +57,7 @@ def test_a_checkpoint_that_does_not_name_its_languages(tmp_path: Path) -> None:
     silent = write(tmp_path / "silent", random_model(FCONV), options, name="m.pt")
     arguments = (f"path={silent}", f"output={tmp_path / 'run'}")
     refused(command("convert", *arguments), "source_lang", "set source_lang=")
-    named = command("convert", *arguments, "source_lang=en")
-    assert named.code == 0, named.err
+    done("convert", *arguments, "source_lang=en")
 
 
 def test_the_folder_in_which_a_command_runs(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

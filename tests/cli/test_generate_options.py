@@ -1,7 +1,5 @@
 """``seqgen-generate``: prefixes, streams, what JSON and fairseq's format show, and a model's own settings."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,11 +1,11 @@
 """``--help``: examples, groups, single keys; the messages about options of other toolkits."""
 
-from __future__ import annotations
-
+import functools
 import pkgutil
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from seqgen.cli.score import ScoreConfig
 from seqgen.cli.start import check_keys, in_red
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
-from tests.commands import command
+from tests.commands import command, done
 
 ROOT = Path(__file__).parent.parent.parent
 ADDONS = {
@@ -73,9 +73,9 @@ atexit.register(lambda: print([name for name in ("torch", "numpy", "rich") if na
 main()
 """
     words = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT)
-    assert said in done.stdout + done.stderr
-    assert done.stdout.endswith("[]\n")
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert said in ended.stdout + ended.stderr
+    assert ended.stdout.endswith("[]\n")
 
 
 def test_the_first_check_of_keys_refuses_no_key_that_exists() -> None:
@@ -121,8 +121,7 @@ def test_common_keys_exist_and_have_defaults() -> None:
     ],
 )
 def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[str]) -> None:
-    outcome = command("train", "--help", *topics)
-    assert outcome.code == 0, outcome.err
+    outcome = done("train", "--help", *topics)
     for words in shown:
         assert words in outcome.out
     for words in hidden:
@@ -140,3 +139,64 @@ def test_errors_are_red_on_a_terminal_only(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     assert in_red("x") == ("\x1b[1;31mx\x1b[0m" if red else "x")
+
+
+# --- completion, in the shell itself
+
+
+BASH = r"""
+source script.bash
+COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDBREAKS=$' \t\n"\'><=;|&(:'
+compopt() { :; }
+"_seqgen_$2"
+printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+
+@functools.cache
+def script(name: str) -> str:
+    return command(name, "--completion", "bash").out
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("train run_dir=x optimization.l", ["optimization.lr="]),
+        ("train run_dir=x common.device=", ["auto", "cpu", "cuda", "mps"]),
+        ("train run_dir=x common.bf16=", ["false", "true"]),
+        ("train run_dir=x model=transformer_t", ["transformer_tiny"]),
+        ("train run_dir=x generation.search=div", ["diverse_beam", "diverse_siblings"]),
+        ("train run_dir=runs/", ["runs/a", "runs/b"]),
+        ("train config=runs/a/", ["runs/a/config.yaml"]),
+        ("train finetune", []),
+        ("train optimization.freeze=[a,", []),
+        ("train path=[runs/a,runs/", []),
+        ("train checkpoint.finetune_from=runs/", ["runs/a", "runs/b"]),
+        ("train --help model.d_m", ["model.d_model"]),
+        ("train --comp", ["--completion"]),
+        ("train --completion ", ["bash"]),
+        ("generate path=[runs/a,runs/", ["[runs/a,runs/a", "[runs/a,runs/b"]),
+        ("show ru", ["runs", "runs/a", "runs/b"]),
+        ("show sort=tok", ["tokens_per_second", "tokens/s"]),
+        ("show scr", ["script.bash"]),
+        ("diff oth", ["other="]),
+        ("score metrics=[bleu,te", ["[bleu,ter"]),
+    ],
+)
+def test_bash(typed: str, expected: Sequence[str], tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "config.yaml").touch()
+    name = typed.split()[0]
+    (tmp_path / "script.bash").write_text(script(name))
+    words = ["bash", "-c", BASH, "bash", f"seqgen-{typed}", name]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
+    assert sorted({*done.stdout.split("\n")} - {""}) == sorted(expected)
+
+
+def test_a_script_has_every_key() -> None:
+    keys = every_key(TrainConfig)
+    assert len(keys) > 200
+    assert not [key.name for key in keys if f"{key.name}=" not in script("train")]

@@ -1,7 +1,5 @@
 """Messages about keys that have no effect, and about empty input."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from seqgen.cli.generate import summary
 from seqgen.text.input_line import UNKNOWN
-from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
+from tests.commands import SMALL_FCONV, Outcome, command, corpus, done, training_arguments
 
 
 @pytest.fixture
@@ -91,8 +89,7 @@ def test_scoring_nothing(run: Path, data: Path, tmp_path: Path) -> None:
     none, out = tmp_path / "none", tmp_path / "scores.json"
     none.write_bytes(b"")
     for arguments in ((f"hypothesis={none}",), (f"path={run}", f"source={none}", f"output={out}")):
-        outcome = command("score", f"reference={none}", *arguments)
-        assert outcome.code == 0, outcome.err
+        outcome = done("score", f"reference={none}", *arguments)
         assert "have no lines; there is nothing to score" in outcome.err
         assert "BLEU" not in outcome.out
     assert out.read_bytes() == b""

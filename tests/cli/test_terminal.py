@@ -1,7 +1,5 @@
 """``seqgen-generate`` and messages at a terminal, in a pseudo-terminal."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.commands import SMALL_FCONV, corpus, done, training_arguments
 
 pty = pytest.importorskip("pty")
 ROOT = Path(__file__).parent.parent.parent
@@ -56,8 +54,7 @@ class Terminal:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("terminal")
     arguments = training_arguments(corpus(folder / "data"), folder / "run")
-    outcome = command("train", *arguments, *SMALL_FCONV, "optimization.max_update=1")
-    assert outcome.code == 0, outcome.err
+    outcome = done("train", *arguments, *SMALL_FCONV, "optimization.max_update=1")
     assert re.search(
         r"training a SentencePiece model \(unigram\) of 44 pieces\ntrained it on \d+ lines in", outcome.err
     )

@@ -1,7 +1,5 @@
 """How threads wait on a machine that others use."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Configuration: every key must exist and every value must fit, and nothing a user writes is ignored or misread."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import get_args
 

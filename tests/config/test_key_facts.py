@@ -1,7 +1,5 @@
 """The keys of the ``generation`` group with their facts, and keys with their roles and their names elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

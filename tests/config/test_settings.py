@@ -1,7 +1,5 @@
 """Layers of settings, and their resolution."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

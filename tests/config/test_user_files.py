@@ -1,12 +1,12 @@
 """``common.user_dir``: several files, the run's record of them, and the message when one is missing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,19 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.loading import load_model
-from seqgen.config import TrainConfig
+from seqgen.cli.keys import every_key
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
+from seqgen.config.added_options import register_options
 from seqgen.config.compose import compose
+from seqgen.config.generation import keys_tagged
+from seqgen.config.options import CALL
 from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, recorded_files, user_modules
-from seqgen.config.values import from_dict, text_list
+from seqgen.config.values import from_dict, text_list, to_dict
 from seqgen.core.errors import ConfigError
-from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
-from tests.commands import Outcome, command, refused
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, LOGITS_PROCESSORS, MODELS
+from seqgen.text.translator import Translator
+from tests.commands import Outcome, command, done, refused
+from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
 
 OWN = ("seqgen_user_", "same", "a_net", "net_config")
@@ -75,8 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("own")
     (folder / "nets").mkdir()
     (folder / "nets" / "net.py").write_text(MODEL)
-    outcome = command("train", *arguments(folder / "run", folder / "nets", COMPONENTS))
-    assert outcome.code == 0, outcome.err
+    done("train", *arguments(folder / "run", folder / "nets", COMPONENTS))
     return folder / "run", folder / "nets"
 
 
@@ -92,8 +97,7 @@ def decode(run: Path, *more: str) -> Outcome:
 def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path], tmp_path: Path) -> None:
     """Also when it is resumed."""
     run, nets = Path(shutil.copytree(trained[0], tmp_path / "run")), trained[1]
-    resumed = command("train", *arguments(run, nets, COMPONENTS), "optimization.max_update=3")
-    assert resumed.code == 0, resumed.err
+    done("train", *arguments(run, nets, COMPONENTS), "optimization.max_update=3")
     assert common(run) == common(trained[0])
     assert common(run)["user_dir"] == [str(nets), str(COMPONENTS)]
     assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.pruning": str(COMPONENTS)}
@@ -228,3 +232,105 @@ def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
     program = [sys.executable, "-P", "-c", code, *(str(tmp_path / path.stem / path.name) for path in GALLERY)]
     ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+# --- keys that a user's file adds
+
+
+FILE = """
+from dataclasses import dataclass
+from seqgen.extend import LogitsProcessor, option, register_logits_processor, register_options
+
+@register_options("generation")
+@dataclass
+class PaceOptions:
+    pace: float = option(0.0, "reward of each word, in nats", minimum=0, other_names=("word_bonus",))
+    paced: list[str] = option([], "words that have no reward")
+
+@register_logits_processor("pace")
+class Pace(LogitsProcessor):
+    def __init__(self, without, reward):
+        self.without, self.reward = without, reward
+
+    @classmethod
+    def build(cls, cfg, resources):
+        settings = resources.settings
+        return cls([resources.dictionary.eos(), *resources.tokens(settings.paced)], settings.pace)
+
+    def __call__(self, lprobs, context):
+        rewards = lprobs.new_full((lprobs.size(1),), self.reward)
+        rewards[self.without] = 0
+        return lprobs + rewards
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """A user's file; its components are forgotten afterwards."""
+    (tmp_path / "timed.py").write_text(FILE)
+    yield tmp_path / "timed.py"
+    LOGITS_PROCESSORS._entries.pop("pace", None)
+    for name in [name for name, known in user_modules() if known == f"{tmp_path}/timed.py"]:
+        del sys.modules[name], _USER_FILES.files[name]
+
+
+def test_keys_of_a_users_file(file: Path) -> None:
+    before, own = {key.name for key in every_key(GenerateConfig)}, f"common.user_dir={file}"
+    shown = command("generate", own, "--help", "generation.pace")
+    assert "reward of each word, in nats" in shown.out, shown
+    added = {"generation.pace", "generation.paced"}
+    assert {key.name for key in every_key(GenerateConfig)} - added == before
+    assert added <= {key.name for key in every_key(TrainConfig)}
+    refused(command("generate", own, "path=a", "generation.pace=-1"), "generation.pace=-1.0 is below its minimum, 0")
+    refused(command("generate", own, "path=a", "generation.word_bonus=1"), "did you mean 'generation.pace'?")
+    cfg = GenerationConfig(beam=4, pace=0.5)  # type: ignore[call-arg]
+    assert from_dict(GenerationConfig, to_dict(cfg), "values") == cfg != GenerationConfig(beam=4)
+    assert "pace=0.5" in repr(cfg)
+    assert GenerationConfig().paced == []  # type: ignore[attr-defined]
+    assert "pace" in keys_tagged(CALL)
+
+
+def test_a_component_reads_the_keys(file: Path) -> None:
+    assert command("generate", f"common.user_dir={file}", "--help").code == 0
+    fixed: dict[str, Any] = {"processors": ["pace"], "max_len_b": 8}
+    plain, paced = (
+        [line.hypotheses[0].text.split() for line in Translator(text_model(), **fixed, **own).translate(TEXTS)]
+        for own in ({"paced": ["w10"]}, {"paced": ["w10"], "pace": 90.0})
+    )
+    assert "w10" in chain(*plain)
+    assert "w10" not in chain(*paced)
+    with pytest.raises(ConfigError, match=r"pace=-2\.0 is below its minimum"):
+        Translator(text_model(), pace=-2.0)
+
+
+def test_a_key_changes_the_setup(file: Path, tmp_path: Path) -> None:
+    """The example timed.py."""
+    code = (Path(__file__).parents[2] / "examples" / "extending" / "timed.py").read_text(encoding="utf-8")
+    plain = Translator(text_model()).translate(TEXTS)
+    file.write_text(code)
+    import_user_dir(file)
+    found = Translator(text_model(), timed=f"{tmp_path}/seconds").translate(TEXTS)
+    assert [line.text for line in found] == [line.text for line in plain]
+    phases = [line.split()[0] for line in (tmp_path / "seconds").read_text().splitlines()]
+    assert {*phases} == {"begin", "step"}
+    assert phases.count("step") > phases.count("begin")
+
+
+def test_what_cannot_be_registered() -> None:
+    @dataclass
+    class Taken:
+        beam: int = option(1, "a key that exists")
+
+    @dataclass
+    class Bare:
+        pace: int = 1
+
+    for options, message in (
+        (Taken, "Taken .*: the key generation.beam exists; rename yours"),
+        (Bare, "Bare .* must be a dataclass whose fields are declared by option"),
+        (int, "int .* must be a dataclass"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            register_options("generation")(options)
+    with pytest.raises(ConfigError, match="only the group 'generation'"):
+        register_options("common")

@@ -1,7 +1,5 @@
 """The core alone: a folder that has only seqgen/core decodes with a model of thirty lines."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess
@@ -54,6 +52,7 @@ for hypotheses in SequenceGenerator(setup).generate(Source(torch.tensor([[5, 6, 
 """
 
 
+@pytest.mark.slow
 def test_the_core_alone_decodes(tmp_path: Path) -> None:
     shutil.copytree(CORE, tmp_path / "seqgen" / "core")
     shutil.copy(ROOT / "seqgen" / "__init__.py", tmp_path / "seqgen")

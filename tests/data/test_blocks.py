@@ -64,19 +64,6 @@ def reference(lines: list[list[int]], mode: str, size: int) -> list[tuple[list[i
 TEXT = [[5, 6], [], [7], [8, 9, 10, 11, 12, 13], [], [], [14, 15], [16]]
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("none", [[5, 6, 2, 2], [7, 2, 8, 9], [10, 11, 12, 13], [2, 2, 2, 14], [15, 2, 16, 2]]),
-        ("complete", [[5, 6, 2, 2], [7, 2], [8, 9, 10, 11], [12, 13, 2], [2, 2], [14, 15, 2], [16, 2]]),
-        ("complete_doc", [[5, 6, 2], [7, 2], [8, 9, 10, 11], [12, 13, 2], [14, 15, 2], [16, 2]]),
-        ("eos", [[5, 6, 2], [7, 2], [8, 9, 10, 11], [12, 13, 2], [14, 15, 2], [16, 2]]),
-    ],
-)
-def test_a_text_in_blocks_of_four(mode: str, expected: list[list[int]]) -> None:
-    assert [target for _, target in examples(TEXT, mode, 4)] == expected
-
-
 def test_blocks_that_fit_into_the_model_are_used_as_they_are() -> None:
     dataset = BlockDataset(Lines(TEXT), EOS, BEGIN, "none", 10)  # type: ignore[arg-type]
     assert dataset.limited(4, 10) is dataset

@@ -15,7 +15,7 @@ from seqgen.data.combined_datasets import PackedDataset, pack
 from seqgen.data.pair_dataset import Example, collate
 from seqgen.modules.masks import segment_mask, segment_positions
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
-from tests.commands import command, corpus, training_arguments
+from tests.commands import corpus, done, training_arguments
 from tests.data.test_iterator import EOS, PAD, Numbers
 from tests.model_zoo import ZOO, TinyTask, build
 from tests.training_runs import assert_identical, everything
@@ -115,8 +115,7 @@ def test_training_with_packed_rows(tmp_path: Path) -> None:
     def train(name: str, updates: int) -> Path:
         keys = ["model=t5_tiny", "model.d_model=16", "model.num_layers=1", "model.num_heads=2", "model.d_ff=16"]
         keys += ["dataset.pack=true", "dataset.pack_length=64", f"optimization.max_update={updates}"]
-        outcome = command("train", *training_arguments(data, tmp_path / name), *keys)
-        assert outcome.code == 0, outcome.err
+        done("train", *training_arguments(data, tmp_path / name), *keys)
         return tmp_path / name
 
     once, twice = train("once", 12), train("twice", 5)

@@ -15,7 +15,7 @@ from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from tests.commands import command, corpus
+from tests.commands import corpus, done
 from tests.pretrained_folders import write_folder
 
 transformers = pytest.importorskip("transformers")
@@ -59,20 +59,6 @@ def test_targets_begin_with_their_language(tmp_path: Path) -> None:
     assert mbart.encode_target("a dog", "de_DE") == [*mbart.encode("a dog"), eos]
     marian = load_pretrained_tokenizer(write_folder(tmp_path / "marian", "MarianTokenizer"))
     assert marian.encode_source("a dog", target_lang="fra") == marian.encode_source(">>fra<< a dog")
-
-
-SOURCES = {"MBartTokenizer": "en_XX", "MBart50Tokenizer": "en_XX", "NllbTokenizer": "eng_Latn", "M2M100Tokenizer": "en"}
-
-
-@pytest.mark.parametrize(("name", "source_lang"), SOURCES.items())
-def test_the_default_source_language(tmp_path: Path, name: str, source_lang: str) -> None:
-    """That of transformers where the folder names none; every source has its token."""
-    config = {"src_lang": None, **({"additional_special_tokens": None} if name.startswith("Nllb") else {})}
-    tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "folder", name, config))
-    assert tokenizer.languages is not None
-    assert tokenizer.languages.source_lang == source_lang
-    assert tokenizer.languages.ids[source_lang] in tokenizer.encode_source("a dog")
-    assert tokenizer.encode_source("a dog") == tokenizer.encode_source("a dog", source_lang)
 
 
 def test_a_vocabulary_has_the_rows_of_the_models_embedding(tmp_path: Path) -> None:
@@ -141,8 +127,7 @@ def test_training_with_a_bart_tokenizer(tmp_path: Path) -> None:
     keys = ["task=translation", "task.source_lang=en", "task.target_lang=de", "model=transformer_tiny"]
     keys += [f"task.train={data}/train", f"task.valid={data}/val", "task.workers=1", "optimization.max_update=1"]
     keys += ["task.tokenizer=pretrained", f"task.pretrained_tokenizer={folder}"]
-    trained = command("train", f"run_dir={tmp_path / 'run'}", *keys)
-    assert trained.code == 0, trained.err
+    done("train", f"run_dir={tmp_path / 'run'}", *keys)
     task = load_model(tmp_path / "run").task
     example = task.dataset("valid").example(0, epoch=1, seed=1)
     source, reference = next(task.source_lines("valid")), next(iter(task.references("valid") or ()))

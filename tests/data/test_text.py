@@ -60,4 +60,4 @@ def test_pairs_of_files(tmp_path: Path) -> None:
     assert files.target is not None
     assert [path.name for path in files.target] == ["part10.de", "part2.de"]
     files.check()
-    assert find_parallel(prefix, "en", "fr", key="task.test", optional_target=True).target is None
+    assert find_parallel(prefix, "en", "fr", key="task.test", optional=True).target is None

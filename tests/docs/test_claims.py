@@ -1,7 +1,5 @@
 """What pages say about the code: quoted lines, layers, keys, switches, and what limits training on many GPUs."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The page for users of transformers: each row of its tables gives the same texts in transformers and in seqgen."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -19,7 +17,7 @@ from seqgen import Translator
 from seqgen.core.errors import UserError
 from seqgen.text.results import Translation
 from tests import huggingface_bart
-from tests.commands import command
+from tests.commands import done
 from tests.huggingface_decoding import sharp_model
 from tests.huggingface_t5 import change_config, tiny_tokenizer
 from tests.pretrained_folders import write_folder
@@ -121,8 +119,7 @@ def texts_of(translations: Iterable[Translation]) -> Texts:
 def by_command(shell: str) -> Texts:
     """The texts that a command writes."""
     words = shlex.split(shell)
-    outcome = command("generate", *words)
-    assert outcome.code == 0, outcome.err
+    outcome = done("generate", *words)
     lines = outcome.out.splitlines()
     if "format=json" not in words:
         return [[line.rstrip(" ")] for line in lines]

@@ -1,7 +1,5 @@
 """Regular expressions, JSON, grammars and token healing of examples/papers by enumeration, and against re and json."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Combinations and member sources of examples/papers: formulas by enumeration, and plain ensembles of two fields."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import math

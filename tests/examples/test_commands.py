@@ -1,7 +1,5 @@
 """The commands of examples/papers: one prepares a file, and another one decodes with it as Python does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from examples.papers.medusa import TrainHeadsConfig, main as train_heads
 from examples.papers.watermark import DetectConfig, report as report_watermark
 from seqgen.cli.command import run as run_command
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.commands import SMALL_TRANSFORMER, Outcome, corpus, done, training_arguments
 from tests.examples.test_simultaneous import lagging
 
 pytestmark = pytest.mark.slow
@@ -28,17 +26,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one update, beside its data."""
     folder = tmp_path_factory.mktemp("commands")
     arguments = training_arguments(corpus(folder / "DATA"), folder / "run")
-    outcome = command("train", *arguments, *SMALL_TRANSFORMER, "optimization.max_update=1")
-    assert outcome.code == 0, outcome.err
+    done("train", *arguments, *SMALL_TRANSFORMER, "optimization.max_update=1")
     return folder / "run"
 
 
 def generate(run: Path, file: str, *keys: str) -> Outcome:
     """Decodes the test set with a file of examples/papers."""
     own = [f"common.user_dir={PAPERS / file}"] if file else []
-    outcome = command("generate", *own, f"path={run}", f"input={run.parent}/DATA/test.en", "common.threads=1", *keys)
-    assert outcome.code == 0, outcome.err
-    return outcome
+    return done("generate", *own, f"path={run}", f"input={run.parent}/DATA/test.en", "common.threads=1", *keys)
 
 
 def ended(schema: Any, main: Any, *arguments: str) -> int:

@@ -1,7 +1,5 @@
 """Stopping the demo: the command that runs saves, and the demo ends with one sentence."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

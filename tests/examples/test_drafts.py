@@ -1,7 +1,5 @@
 """Medusa heads and tree drafts of examples/papers against greedy search, and drafts and losses computed plainly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,10 @@ from torch import Tensor
 
 from examples.papers.medusa import Heads, Medusa, MedusaDraft, head_losses
 from examples.papers.tree_drafts import TreeDrafts
+from seqgen.addons.speculative.verification import Drafts
 from seqgen.core.beam_search import Greedy
 from seqgen.core.search import Search
 from seqgen.core.structures import Hypothesis
-from seqgen.decoding.speculative.verification import Drafts
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp

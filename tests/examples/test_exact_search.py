@@ -1,25 +1,32 @@
-"""Exact, best-first and lattice search of examples/papers against the enumeration of all outputs, and beam search."""
+"""Searches of examples/papers: exact ones against the enumeration of all outputs, others against plain beam search."""
 
-from __future__ import annotations
-
+import functools
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from examples.papers.best_first_beam import BestFirstBeamSearch
+from examples.papers.bilevel import BilevelSearch
+from examples.papers.conformal_beams import ConformalPruning, calibrate
+from examples.papers.determinantal_beams import DeterminantalBeams
+from examples.papers.dynamic_beams import ThresholdPruning
 from examples.papers.exact_search.exact import ExactSearch
 from examples.papers.exact_search.lattice import LatticeSearch
+from examples.papers.lookahead import Lookahead
 from seqgen.core.beam_search import BeamSearch
+from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.finished import Ranking
+from seqgen.core.search import Search
 from seqgen.core.structures import Hypothesis
 from tests.generators import make_generator, scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
 from tests.model_zoo import VOCAB, sharp
-from tests.reference_search import EOS, Settings, next_scores
+from tests.reference_search import EOS, PAD, Beam, Settings, beam_search, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 from tests.waiting_sentences import sources
 
@@ -188,3 +195,166 @@ def test_lattice_search(budget: int, ngram: int, tolerance: int, width: int) -> 
         wanted = lattice(source, budget, ngram, tolerance, width)
         assert dict(as_pairs(hypotheses)) == pytest.approx(wanted)
         assert [h.score for h in hypotheses] == pytest.approx(sorted(wanted.values(), reverse=True))
+
+
+# --- beam search with another choice, against the same as loops over one sentence
+
+
+pytestmark = pytest.mark.slow
+
+SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
+SCORES = random_rule(vocab=9, seed=4)
+LONGEST = 5
+
+Choose = Callable[[list[Beam], tuple[int, ...], int], list[Beam | None]]
+"""From all continuations, the source and the number of beams to the candidates of a step."""
+
+
+def conformal(thresholds: list[float]) -> Choose:
+    def choose(found: list[Beam], source: tuple[int, ...], beam: int) -> list[Beam | None]:
+        limits = [thresholds[min(len(tokens), len(thresholds)) - 1] * len(tokens) for _, tokens in found]
+        return [one if one[0] >= limit else None for one, limit in zip(found, limits, strict=True)][: 2 * beam]
+
+    return choose
+
+
+def threshold_pruning(absolute: float, relative: float = 0, local: float = 0, per_beam: int = 0) -> Choose:
+    """The four rules of the paper; of probabilities, not logarithms."""
+
+    def choose(found: list[Beam], source: tuple[int, ...], beam: int) -> list[Beam | None]:
+        parents = [tokens[:-1] for _, tokens in found]
+        ranks = [parents[:place].count(parent) for place, parent in enumerate(parents)]
+        found = [one for one, rank in zip(found, ranks, strict=True) if not per_beam or rank < per_beam][: 2 * beam]
+        cfg = Settings(beam, max_len=LONGEST, min_len=0)
+        words = [math.exp(next_scores(SCORES, source, tokens[:-1], cfg)[tokens[-1]]) for _, tokens in found]
+        best = math.exp(found[0][0])
+        limit = max(relative * best, best * math.exp(-absolute) if absolute else 0)
+        kept = [
+            math.exp(one[0]) >= limit and word >= local * max(words) for one, word in zip(found, words, strict=True)
+        ]
+        return [one if keep else None for one, keep in zip(found, kept, strict=True)]
+
+    return choose
+
+
+def determinantal(weight: float, order: int, decay: float) -> Choose:
+    """Adds greedily the candidate with which the determinant is largest; three times the beams are looked at."""
+
+    def choose(found: list[Beam], source: tuple[int, ...], beam: int) -> list[Beam | None]:
+        found = found[: 3 * beam]
+        quality = torch.tensor([total for total, _ in found], dtype=torch.float64).softmax(0)
+        kernels = [[1.0 if s == t else similarity(s, t, order, decay) for _, t in found] for _, s in found]
+        matrix = quality.diag() + weight * torch.tensor(kernels, dtype=torch.float64)
+        chosen: list[int] = []
+        while len(chosen) < min(2 * beam, len(found)):
+            rest = [item for item in range(len(matrix)) if item not in chosen]
+            chosen.append(max(rest, key=lambda item: float(matrix[[*chosen, item]][:, [*chosen, item]].logdet())))
+        return [found[item] for item in chosen]
+
+    return choose
+
+
+def lookahead(depth: int, weight: float) -> Choose:
+    """Ranks by the score of the greedy continuation, too."""
+
+    def choose(found: list[Beam], source: tuple[int, ...], beam: int) -> list[Beam | None]:
+        cfg = Settings(max_len=LONGEST, min_len=0)
+
+        def ahead(history: tuple[int, ...]) -> float:
+            total = 0.0
+            for _ in range(depth):
+                if history[-1] != EOS:
+                    scores = next_scores(SCORES, source, history, cfg)
+                    best = max(scores)
+                    total, history = total + best, (*history, scores.index(best))
+            return total
+
+        return [*sorted(found[: 2 * beam], key=lambda one: -one[0] - weight * ahead(one[1]))]
+
+    return choose
+
+
+def kernel(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
+    """The string subsequence kernel by enumeration, not normalized."""
+    places = (itertools.combinations(range(len(text)), order) for text in (s, t))
+    pairs = [(i, j) for i, j in itertools.product(*places) if [s[k] for k in i] == [t[k] for k in j]]
+    return sum(decay ** (i[-1] - i[0] + 1 + j[-1] - j[0] + 1) for i, j in pairs)
+
+
+def similarity(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
+    norm = kernel(s, s, order, decay) * kernel(t, t, order, decay)
+    return kernel(s, t, order, decay) / math.sqrt(norm) if norm > 0 else 0.0
+
+
+THRESHOLDS = [-2.5, -2.0, -1.6, -1.3]
+PRUNING: Any = [(1.0,), (0.0, 0.3), (0.0, 0.0, 0.4), (0.0, 0.0, 0.0, 2), (2.5, 0.1, 0.05, 3)]
+DETERMINANTAL = [(0.05, 2, 0.5), (0.3, 1, 0.9), (2.0, 2, 1.0)]
+
+
+def beam_search_tokens(beam: int, **options: Any) -> list[list[list[int]]]:
+    found = scripted_generator([SCORES], BeamSearch(), beam, **options).generate(batch_of(SOURCES))
+    return [[hypothesis.tokens.tolist() for hypothesis in line] for line in found]
+
+
+@pytest.mark.parametrize("skip_log_softmax", [True, False])
+@pytest.mark.parametrize(
+    ("search", "choose"),
+    [
+        (ConformalPruning(THRESHOLDS), conformal(THRESHOLDS)),
+        *((ThresholdPruning(*values), threshold_pruning(*values)) for values in PRUNING),
+        *((DeterminantalBeams(*values), determinantal(*values)) for values in DETERMINANTAL),
+        *((Lookahead(*values), lookahead(*values)) for values in ((1, 0.5), (4, 1.0), (9, 2.0))),
+    ],
+)
+def test_candidates_are_those_of_the_paper(search: Search, choose: Choose, skip_log_softmax: bool) -> None:
+    generator = scripted_generator([SCORES], search, 4, skip_log_softmax=skip_log_softmax)
+    found = [as_pairs(hypotheses) for hypotheses in generator.generate(batch_of(SOURCES))]
+    cfg = Settings(4, max_len=LONGEST, min_len=0)
+    for source, pairs in zip(SOURCES, found, strict=True):
+        assert_same_pairs(pairs, beam_search(SCORES, source, cfg, functools.partial(choose, source=source, beam=4)))
+    assert [[list(tokens) for tokens, _ in pairs] for pairs in found] != beam_search_tokens(4)
+
+
+def bilevel(members: list[Rule], weights: list[float], source: tuple[int, ...], beam: int, lower: int) -> Pairs:
+    """Algorithm 1 with dicts from hypotheses to scores; the score of a finished hypothesis is divided by its length."""
+    shared, finished = {(): 0.0}, []
+    for step in range(LONGEST + 1):
+        votes: dict[tuple[int, ...], float] = {}
+        for weight, rule in zip(weights, members, strict=True):
+            own = {}
+            for prefix, score in shared.items():
+                lprobs = rule(source, prefix).log_softmax(-1).tolist()
+                for token in [EOS] if step == LONGEST else range(len(lprobs)):
+                    if token != PAD and (step > 0 or token != EOS):
+                        own[(*prefix, token)] = score + lprobs[token]
+            for hypothesis in sorted(own, key=lambda key: own[key], reverse=True)[: lower or beam]:
+                votes[hypothesis] = votes.get(hypothesis, 0.0) + weight * math.exp(own[hypothesis])
+        best = sorted(votes, key=lambda key: votes[key], reverse=True)[:beam]
+        finished += [(one, math.log(votes[one]) / len(one)) for one in best if one[-1] == EOS]
+        shared = {one: math.log(votes[one]) for one in best if one[-1] != EOS}
+        if len(finished) >= beam or not shared:
+            break
+    return sorted(finished[:beam], key=lambda pair: pair[1], reverse=True)
+
+
+@pytest.mark.parametrize(("beam", "lower"), [(1, 1), (3, 0), (3, 2), (4, 7)])
+@pytest.mark.parametrize("weights", [[1 / 3, 1 / 3, 1 / 3], [0.2, 0.7, 0.1]])
+def test_bilevel_search_is_algorithm_1(beam: int, lower: int, weights: list[float]) -> None:
+    for seed in range(6):
+        members = [random_rule(9, 10 * seed + number) for number in range(3)]
+        combination = ProbabilityMean(weights)
+        generator = scripted_generator(members, BilevelSearch(lower), beam, combination=combination, min_len=1)
+        for source, found in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
+            assert_same_pairs(as_pairs(found), bilevel(members, weights, source, beam, lower))
+
+
+def test_thresholds_by_hand() -> None:
+    """Nine references: one may be dropped at each length of ten with alpha 0.1 while nine are left, none of eight."""
+    values = [[-1.0 - n, -4.0 + n] for n in range(8)] + [[-0.5]]
+    thresholds, coverage = calibrate(values, 0.1)
+    assert thresholds == [-8.0, -math.inf]  # the value -1.0 - 7 is the smallest; then floor(0.1 * 9) = 0
+    assert coverage == pytest.approx(0.9)
+    thresholds, coverage = calibrate(values, 0.25)
+    # two of nine at one token (-8, -7), two of the other seven at two: -4 / 2, -3 / 2, ..., 1 / 2 and -0.5 of the short
+    assert thresholds == [-7.0, -1.5]
+    assert coverage == pytest.approx(0.8 * 0.75)

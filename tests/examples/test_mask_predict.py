@@ -1,7 +1,5 @@
 """Mask-predict (examples/papers/mask_predict*.py) against its algorithm, one sentence and one length at a time."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Components of the user's own (examples/extending): keys of a run, of a command and of calls, one over the other."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from seqgen.core.beam_search import BeamSearch
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from tests.commands import command
+from tests.commands import command, done
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
 
@@ -38,15 +36,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder.parent / "input").write_text("".join(f"{line}\n" for line in LINES))
     for last in (3, 6):  # it is resumed
         keys = (*TINY, f"optimization.max_update={last}", *LIMITS, *NAMED, *VALUES, "dataset.validate_decode=3")
-        outcome = command("train", f"run_dir={folder}", FILES, *keys)
-        assert outcome.code == 0, outcome.err
+        done("train", f"run_dir={folder}", FILES, *keys)
     return folder
 
 
 def decode(run: Path, *keys: str) -> list[list[Any]]:
     base = (f"path={run}", f"input={run.parent / 'input'}", "generation.nbest=3", "format=json")
-    outcome = command("generate", FILES, *base, *LIMITS, *keys)
-    assert outcome.code == 0, outcome.err
+    outcome = done("generate", FILES, *base, *LIMITS, *keys)
     lines = [json.loads(line) for line in outcome.out.splitlines()]
     return [[(item["tokens"], pytest.approx(item["score"], abs=1e-5)) for item in line["hypotheses"]] for line in lines]
 

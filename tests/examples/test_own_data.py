@@ -1,7 +1,5 @@
 """Users' own data: sampling by losses (papers/group_dro.py), a context and an image (extending/columns.py)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path
@@ -43,31 +41,40 @@ def test_a_run_whose_rates_follow_losses_can_be_interrupted(tmp_path: Path, pack
         assert_identical(train(tmp_path, f"twice-{updates}", 8, keys), once)
 
 
-LINES = ["dog\ta\t0", "dog\ta\t1", "dog\tb\t0", "the dog sees a man\ta b a b\t2", "man\tb c\t1", "a dog has a b\t\t2"]
+TEXTS = ["dog", "dog", "dog", "the dog sees a man", "man", "a dog has a b"]
+CONTEXTS, IMAGES = ["a", "a", "b", "a b a b", "b c", ""], [0, 1, 0, 2, 1, 2]
 
 
 @pytest.mark.slow
 def test_columns_reach_criteria_and_decoding(tmp_path: Path) -> None:
     """A criterion that decodes, an interrupted run, batches of every kind, and the scores of outputs."""
-    np.save(tmp_path / "features.npy", np.random.default_rng(0).standard_normal((3, 5)))
+    features = np.random.default_rng(0).standard_normal((3, 5)).astype("f4")
     for split, count in (("train", 300), ("val", 30)):
-        lines = (f"{'a b'[: i % 4]}\t{i % 3}\n" for i in range(count))
-        (corpus(tmp_path) / f"{split}.columns").write_text("".join(lines))
-    keys = "task=with_columns model=with_columns task.source_lang=en task.target_lang=de dataset.max_tokens=900 "
-    keys += f"task.features={tmp_path}/features.npy criterion=minimum_risk criterion.decode.beam=2 "
+        (corpus(tmp_path) / f"{split}.context").write_text("".join(f"{'a b'[: i % 4]}\n" for i in range(count)))
+        np.save(tmp_path / f"{split}.image.npy", features[np.arange(count) % 3])
+    keys = "task=translation model=with_columns task.source_lang=en task.target_lang=de dataset.max_tokens=900 "
+    keys += "task.columns={context:text,image:[5]} criterion=minimum_risk criterion.decode.beam=2 "
     keys += "criterion.decode.max_len=8 criterion.token_loss=0.5 dataset.validate_decode=3"
     train(tmp_path, "twice", 2, f"{keys} dataset.validate_interval=0")
     assert_identical(*(train(tmp_path, name, 4, keys)["weights"] for name in ("once", "twice")))
+    for name, lines in (("test.en", TEXTS), ("test.context", CONTEXTS)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    np.save(tmp_path / "test.image.npy", features[IMAGES])
     translator = Translator(str(tmp_path / "once"), beam=3, nbest=3, max_len=8)
+    lines = list(translator.task.read_input(f"{tmp_path}/test.en"))
 
     def found(lines: list[str], **settings: Any) -> list[list[tuple[str, float]]]:
         return [[(one.text, one.score) for one in each.hypotheses] for each in translator.translate(lines, **settings)]
 
-    wanted = [[(text, pytest.approx(score, abs=1e-4)) for text, score in row] for row in found(LINES)]
-    assert all(found(LINES[row : row + 1]) != wanted[:1] for row in (1, 2)), "an image or a context has no effect"
-    assert list(itertools.chain(*(found([line]) for line in LINES))) == wanted
+    wanted = [[(text, pytest.approx(score, abs=1e-4)) for text, score in row] for row in found(lines)]
+    assert all(found(lines[row : row + 1]) != wanted[:1] for row in (1, 2)), "an image or a context has no effect"
+    assert list(itertools.chain(*(found([line]) for line in lines))) == wanted
     for switch in ("use_cache", "share_encoder_output", "continuous_batching", "lazy_compaction"):
-        assert found(LINES, **{f"fast.{switch}": False, "batch_size": 3}) == wanted, switch
-    assert found(LINES, batch_size=2) == wanted, "sentences join a running batch"
-    scored = [each.score for each in translator.score(LINES, [row[0][0] for row in wanted])]
+        assert found(lines, **{f"fast.{switch}": False, "batch_size": 3}) == wanted, switch
+    assert found(lines, batch_size=2) == wanted, "sentences join a running batch"
+    scored = [each.score for each in translator.score(lines, [row[0][0] for row in wanted])]
     assert scored == [row[0][1] for row in wanted], "by teacher forcing"
+    (tmp_path / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    command = f"generate path={tmp_path}/once generation.beam=3 generation.max_len=8 input={tmp_path}"
+    outputs = [done(*f"{command}/{name}".split()).out for name in ("test.en", "rows.jsonl")]
+    assert outputs == ["".join(f"{row[0][0]}\n" for row in wanted)] * 2

@@ -1,7 +1,5 @@
 """Laws of the components of examples: invariants of decoding and criteria, and keys that do what the object does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ from examples.papers.watermark import GreenLists, Watermark
 from seqgen.text.reranking import Chrf
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from tests.commands import command, corpus
+from tests.commands import command, corpus, done
 from tests.examples.objectives.teachers import teachers  # noqa: F401  # a fixture
 from tests.text_models import TEXTS, WORDS, text_model
 
@@ -109,8 +107,7 @@ def test_models_are_trained_on_a_task(run: str, tmp_path: Path) -> None:
     name, data, *keys = run.replace("DATA", f"{corpus(tmp_path / 'data')}/train").split()
     keys += [f"common.user_dir={EXAMPLES}/papers/{name}.py", f"task={name}", f"task.train={data}", f"task.valid={data}"]
     keys += ["task.vocab_size=60", "task.hard_vocab_limit=false", "optimization.max_update=1"]
-    outcome = command("train", f"run_dir={tmp_path / 'run'}", *keys, "common.tensorboard=false")
-    assert outcome.code == 0, outcome.err
+    done("train", f"run_dir={tmp_path / 'run'}", *keys, "common.tensorboard=false")
 
 
 GREEN = GreenLists(4 + WORDS, 0.4, 7)

@@ -1,7 +1,5 @@
 """The page to play with a model: what it shows, forces and refuses, and how it is used in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

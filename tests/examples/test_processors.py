@@ -1,7 +1,5 @@
 """DoLa and the watermark (examples/papers) against their formulas, computed with lists of numbers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

@@ -1,11 +1,8 @@
 """Rerankers of examples/papers: the order is that of the score, computed by plain forward passes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +10,12 @@ import torch
 import examples.papers.noisy_channel  # noqa: F401  # registers the reranker
 from examples.papers.marginalized_tokenizations import MarginalConfig, estimate
 from examples.papers.quality_estimation import FUNCTIONS, batch_quality
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.task import ModelInMemory
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
 from tests.scripted_model import dictionary
-from tests.text_models import TEXTS, task_for, task_of, text_model
+from tests.text_models import TEXTS, Pieces, task_for, task_of, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -109,40 +105,8 @@ PIECES = ["a", "b", "ab", "ba", "aab", "c"]
 SOURCES, OUTPUTS = ["ab", "bca", "aabc", "b"], ["abaab", "aab", "cabba", "c"]
 
 
-class Pieces(Tokenizer):
-    """Splits a text into the longest pieces, from left to right; its symbols are joined without separators."""
-
-    def encode(self, text: str) -> list[int]:
-        ids = []
-        while text:
-            piece = max(filter(text.startswith, PIECES), key=len)
-            ids.append(self.dictionary.index(piece))
-            text = text[len(piece) :]
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.dictionary.symbol(i) for i in ids if i > 3)
-
-    def fingerprint(self) -> str:
-        return "pieces"
-
-    def save(self, folder: Path) -> None:
-        raise NotImplementedError
-
-    @classmethod
-    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
-        raise NotImplementedError
-
-
-def vocabulary() -> Dictionary:
-    words = Dictionary()
-    for piece in PIECES:
-        words.add_symbol(piece)
-    return words
-
-
 def model_of(name: str, seed: int = 0) -> ModelInMemory:
-    return text_model(name, seed, task_of(Pieces(vocabulary())), sharpness=1.2)
+    return text_model(name, seed, task_of(Pieces(PIECES)), sharpness=1.2)
 
 
 def tokenizations(text: str) -> Iterator[list[str]]:
@@ -155,7 +119,7 @@ def tokenizations(text: str) -> Iterator[list[str]]:
 def enumerated(models: Sequence[ModelInMemory], source: str, text: str) -> float:
     """The logarithm of the sum over all tokenizations."""
     words = models[0].task.target_dictionary
-    ids = [[*map(words.index, pieces), words.eos()] for pieces in tokenizations(text)]
+    ids = [[*(4 + PIECES.index(piece) for piece in pieces), words.eos()] for pieces in tokenizations(text)]
     scores = [log_probability(models, source, target) for target in ids]
     return float(torch.tensor(scores, dtype=torch.float64).logsumexp(0))
 

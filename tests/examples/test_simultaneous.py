@@ -1,7 +1,5 @@
 """examples/papers/simultaneous.py, align_att.py and latency.py against plain loops over one sentence."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Segmentations that are drawn in each epoch (examples/papers/subword_regularization.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

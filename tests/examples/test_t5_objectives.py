@@ -1,7 +1,5 @@
 """The objectives of examples/papers/t5_objectives.py: what is hidden, and that nothing is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

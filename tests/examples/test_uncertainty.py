@@ -1,7 +1,5 @@
 """Uncertainty of ensembles and of dropout (examples/papers) against its definitions, token by token."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """``python -m tests.fuzzing [READER ...] [cases=N] [first=N]``: exit code 1 if a case fails; see the package."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Sequence

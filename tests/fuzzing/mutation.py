@@ -1,7 +1,5 @@
 """Mutations of bytes and of trees of values."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

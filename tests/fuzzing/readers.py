@@ -1,7 +1,5 @@
 """All readers that are fuzzed: an intact input of each, its damage, and what reads it."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -23,6 +21,7 @@ import sentencepiece
 import torch
 import yaml
 
+from seqgen.addons.huggingface.weights import weight_files
 from seqgen.addons.mixtures.text_to_text import read_mixture
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import update_of
@@ -36,7 +35,6 @@ from seqgen.data.tokenizers.fast import FastT5Tokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.models.huggingface.weights import weight_files
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints
 from tests.fuzzing import settings

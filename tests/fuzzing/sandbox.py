@@ -1,7 +1,5 @@
 """Runs one case and finds what must not happen: other exceptions, hangs, memory, files outside the folder, code."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Random settings: arguments of commands, and decoding with keys whose values fit their declarations."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

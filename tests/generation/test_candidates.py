@@ -1,7 +1,5 @@
 """Candidates without a full top-k, and the normalizer without a full log-softmax, against the plain ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

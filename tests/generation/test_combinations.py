@@ -1,7 +1,5 @@
 """Combinations against their formulas, with every search strategy, in the scorer and from the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A component that does not return what its base class says ends a decode with a sentence that names its file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The ``fast.*`` keys: each switches its optimization off; that none changes an output is a law."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator

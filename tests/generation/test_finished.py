@@ -1,7 +1,5 @@
 """Finished hypotheses by hand: the length penalty, equal scores, and sentences whose candidates have all ended."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A forked session decodes as the session does, whatever happens to either; merged forks decode as each alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,19 +7,23 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.addons.speculative.drafters import PromptLookup
+from seqgen.addons.speculative.verification import SpeculativeSearch
+from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.observers import Observer
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.continuous_batching import RollingSession
-from seqgen.decoding.speculative.drafters import PromptLookup
-from seqgen.decoding.speculative.verification import SpeculativeSearch
+from seqgen.decoding.rewinding import rewind
+from seqgen.decoding.search.sampling import Sampling
 from tests.covering import covering
 from tests.generation.test_gpu import CASES, FURTHER, OPTIONS, decode
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, sharp
+from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.waiting_sentences import sources
 
@@ -202,3 +204,55 @@ def test_containers_of_a_session_are_forked_and_drafts_are_not() -> None:
     search = SpeculativeSearch(PromptLookup(3))
     with pytest.raises(ConfigError, match="remove the draft"):
         begin({"search_strategy": search, "beam_size": 1}, kind=search.session_class).fork()
+
+
+# --- a session that returned to an earlier step decodes as one that never went further
+
+
+ROLLING = [name for name in ARCHITECTURES if ZOO[name].build().decoder.can_roll_back]
+
+
+class Totals(Observer):
+    """Has a field."""
+
+    def token_fields(self, candidates: Any, context: Any) -> Any:
+        return {"total": candidates.scores}
+
+
+def begin_to_return(
+    name: str, stays: bool = True, kind: type[Session] = Session, kept: int = 9, **options: Any
+) -> Session:
+    """A session in which sentences that are done stay, so that it can return to a step before."""
+    values = {"max_len_a": 1.0, "max_len_b": 4, "min_len": 0, "top_tokens": 2, "observers": [Totals()], **options}
+    setup = make_generator([sharp(each, seed=3) for each in name.split("+")], dictionary(VOCAB - 4), **values).setup
+    session = kind(setup, DecodingRequest(batch_of(sources(9, seed=4))))
+    for member in session.members:
+        member.state.max_roll_back = kept  # convolutions keep their inputs
+    if stays:
+        session.compact = lambda active: active  # type: ignore[method-assign]
+    return session
+
+
+@pytest.mark.parametrize(("name", "how"), covering(ROLLING, [(Greedy(), 1), (Sampling(3), 3), (BeamSearch(), 1)]))
+@torch.inference_mode()
+def test_a_session_that_returned_decodes_as_one_that_never_went_further(name: str, how: Any) -> None:
+    options = dict(zip(("search_strategy", "beam_size"), how, strict=True))
+    wanted = begin_to_return(name, **options).run()
+    sizes = [len(one.tokens) for row in wanted for one in row]
+    assert min(sizes) <= 8 <= max(sizes), "some hypotheses finish before step 8"
+    session = begin_to_return(name, **options)
+    for step in (3, 1, 0, 8):
+        while session.backpointers.length < 8 and session.step():
+            pass
+        rewind(session, min(step, session.backpointers.length))
+        assert_same(session.fork().run(), wanted)
+    assert_same(session.run(), wanted)
+
+
+@torch.inference_mode()
+def test_a_session_that_cannot_return_continues() -> None:
+    wanted, session = (begin_to_return("transformer_tiny+fconv_tiny", kept=0, beam_size=1) for _ in range(2))
+    assert all(session.step() for _ in range(4))
+    with pytest.raises(DecodingError, match="set max_roll_back = 3 of the decoding state"):
+        rewind(session, 1)
+    assert_same(session.run(), wanted.run())

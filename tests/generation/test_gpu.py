@@ -3,8 +3,6 @@
 The GPU is simulated, so that waits and transfers are counted too; where there is a real one, it decodes the same cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +11,12 @@ from unittest import mock
 import pytest
 import torch
 
+from seqgen.addons.speculative.drafters import ModelDrafter, PromptLookup
+from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.core.session import Session
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.sampling import Sampling
-from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
-from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import StopStrings
 from seqgen.system.devices import find_device
 from tests.generators import make_generator, resources

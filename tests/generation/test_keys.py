@@ -3,18 +3,28 @@
 It changes something, or is refused, or is listed here with the reason why it may change nothing.
 """
 
-from __future__ import annotations
-
-from dataclasses import fields
+import sys
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
+from seqgen import registry
 from seqgen.config import GenerationConfig
+from seqgen.config.added_options import register_options
 from seqgen.config.generation import KEYS_OF_ADDONS, keys_tagged
-from seqgen.config.options import SPEED
+from seqgen.config.options import SPEED, option
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.member import MemberSpec
+from seqgen.core.observers import Observer
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.rules import StoppingRule
+from seqgen.core.setup import DecodingSetup
+from seqgen.decoding.building import Resources
 from seqgen.registry import SEARCHES
+from seqgen.text.input_line import MemberSource
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
@@ -46,7 +56,7 @@ VALUES: dict[str, Any] = {
     "encoder_repetition_penalty": 9.0, "exponential_decay_start": 1, "exponential_decay_factor": 3.0,
     "guidance_scale": 3.0, "renormalize": True, "constraints": "ordered", "sampling": True, "top_k": 2, "top_p": 0.3,
     "min_p": 0.5, "typical_p": 0.2, "epsilon_cutoff": 0.2, "eta_cutoff": 0.5, "seed": 3, "mbr": "chrf",
-    "replace_unknown": "source", "draft_tokens": 2, "dtype": "bfloat16",
+    "replace_unknown": "source", "dtype": "bfloat16",
 }  # fmt: skip
 """For each key a value that should change the outputs above."""
 
@@ -66,8 +76,6 @@ ELSEWHERE = {
     "search": "it is what the strategies here are chosen by",
     "stopping_rules": "names of the user's own classes (test_stopping.py)",
     "processors": "names of the user's own classes (test_processors_setup.py)",
-    "draft": "changes the speed, not the outputs (test_speculative.py)",
-    "prompt_lookup": "changes the speed, not the outputs (test_speculative.py)",
     "observers": "names of the user's own classes; they never change an output",
     "combination": "names of registered classes (test_combinations.py)",
     "member_sources": "what each model of an ensemble reads (test_translator_members.py)",
@@ -130,3 +138,97 @@ def test_every_key_and_every_strategy_is_tried() -> None:
     assert sorted(keys) == sorted({field.name for field in fields(GenerationConfig)} - {*KEYS_OF_ADDONS})
     built_in = {entry.name for entry in SEARCHES.entries() if entry.component.__module__.startswith("seqgen.")}
     assert built_in <= set(STRATEGIES)
+
+
+# --- components by name and with keys of their own
+
+
+def test_a_build_that_changes_its_configuration_changes_no_later_call() -> None:
+    @registry.register_combination("test_popping", config=WeightsConfig)
+    class Popping(ProbabilityMean):
+        @classmethod
+        def build(cls, cfg: Any, resources: Resources) -> Any:
+            found.append(cfg.weights.pop())
+            return cls()
+
+    found: list[float] = []
+    translator = Translator([text_model(), text_model("fconv_tiny")], combination="test_popping", max_len=3)
+    try:
+        for beam in (2, 3):
+            translator.translate(["w1"], beam=beam, **{"combination.weights": [0.25, 0.75]})
+        for beam in (2, 3):
+            translator.translate(["w1"], beam=beam)
+    finally:
+        del registry.COMBINATIONS._entries["test_popping"]
+    assert found == [0.75, 0.75, 1.0, 1.0]
+
+
+def test_components_of_every_kind_may_use_the_same() -> None:
+    seen: dict[str, Resources] = {}
+
+    class Kept:
+        @classmethod
+        def build(cls, cfg: Any, resources: Resources) -> Any:
+            seen[f"{cls.__name__} {len(seen)}"] = resources
+            return cls()
+
+    same = {"__call__": lambda self, given, _: given}
+    never = {"__call__": lambda self, tokens, _: tokens[:, 0] < 0}
+    kinds: dict[registry.Registry, tuple[Any, type, dict[str, Any]]] = {
+        registry.SEARCHES: (registry.register_search, BeamSearch, {}),
+        registry.LOGITS_PROCESSORS: (registry.register_logits_processor, LogitsProcessor, same),
+        registry.STOPPING_RULES: (registry.register_stopping_rule, StoppingRule, never),
+        registry.OBSERVERS: (registry.register_observer, Observer, {}),
+        registry.COMBINATIONS: (registry.register_combination, ProbabilityMean, {}),
+        registry.MEMBER_SOURCES: (registry.register_member_source, MemberSource, same),
+    }
+    for register, base, methods in kinds.values():
+        register("test_kept")(type(base.__name__, (Kept, base), methods))
+    one = text_model()
+    translator = Translator(one, combination="test_kept", member_sources=["test_kept"], end_symbols=["w9"], max_len=3)
+    lists = {key: ["test_kept"] for key in ("processors", "stopping_rules", "observers")}
+    try:
+        translator.translate(["w1"], search="test_kept", **lists)
+        assert {name.split()[0] for name in seen} == {base.__name__ for _, base, _ in kinds.values()}
+        list(translator.score(["w1"], ["w2"]))
+        one.task.build_generator([MemberSpec(one.model)], GenerationConfig(combination="test_kept"))
+    finally:
+        for kind in kinds:
+            del kind._entries["test_kept"]
+    assert len(seen) == len(kinds) + 3
+    of_task = seen.pop(f"ProbabilityMean {len(kinds) + 2}").models
+    assert [(each.task, each.model) for each in of_task] == [(one.task, one.model)]
+    for name, resources in seen.items():
+        tokenizer = one.task.target_tokenizer
+        assert (resources.encode, resources.decode) == (tokenizer.encode, tokenizer.decode), name
+        assert resources.source_dictionary is one.task.source_dictionary, name
+        assert list(resources.extra_end_tokens) == [resources.dictionary.index("w9")], name
+        assert resources.device == translator.device, name
+        assert resources.models == [one], name
+        assert resources.ensemble["member_sources"] == ["test_kept"], name
+
+
+def test_an_empty_or_zero_value_of_a_key_is_applied_if_it_is_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    @register_options("generation")
+    @dataclass
+    class LimitOptions:
+        test_limit: int = option(3, "a limit", setup=f"{__name__}:keep_limit")
+
+    monkeypatch.setattr(sys.modules[__name__], "LIMITS", [])
+    translator = Translator(text_model(), max_len=3)
+    for limit in (3, 0, 5):
+        translator.translate(["w1"], test_limit=limit)
+    assert LIMITS == [0, 5]
+
+
+LIMITS: list[int] = []
+
+
+def keep_limit(setup: DecodingSetup, limit: int, resources: Resources) -> DecodingSetup:
+    LIMITS.append(limit)
+    return setup
+
+
+@dataclass
+class WeightsConfig:
+    weights: list[float] = option([1.0], "weights")

@@ -3,8 +3,6 @@
 A component with state is compared with one that computes the same from the tokens of each row.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.addons.contrastive.search import ContrastiveSearch
 from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.combinations import Combination
 from seqgen.core.component import FORBIDDEN, BatchInfo, Component
@@ -28,7 +27,6 @@ from seqgen.core.session import Session
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.constrained import ConstrainedSearch
-from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
 from tests.covering import covering
 from tests.generation.test_fork import branching
@@ -276,9 +274,10 @@ COMPONENTS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("name", "semantics", "component"),
     [
-        *covering(list(STRATEGIES), ["fairseq", "huggingface"], ["processor and stopping rule"]),
-        *covering(
-            list(STRATEGIES), ["huggingface", "fairseq"], ["combination", "combination", "combination in guidance"]
+        *covering(list(STRATEGIES), ["fairseq", "huggingface"], list(COMPONENTS)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in covering(list(STRATEGIES), ["huggingface", "fairseq"], list(COMPONENTS)[::-1])
         ),
     ],
 )

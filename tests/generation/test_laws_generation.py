@@ -4,8 +4,6 @@ Search uses a model only through its passes, steps and states, which test_laws_m
 with every registered model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

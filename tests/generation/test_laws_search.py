@@ -3,8 +3,6 @@
 A new strategy needs one entry in ``STRATEGIES`` (strategy_zoo.py); a test fails for a registered one without it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

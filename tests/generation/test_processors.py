@@ -1,7 +1,5 @@
 """Logits processors and cut-offs against those of transformers, and the laws that each of them keeps."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

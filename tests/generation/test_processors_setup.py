@@ -1,7 +1,5 @@
 """From keys to components: the order of processors of each toolkit, texts and tokens, and what goes together."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any
@@ -11,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.addons.fairseq import fairseq_generator
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import keys_tagged
-from seqgen.config.options import WARPER
 from seqgen.config.settings import Settings
 from seqgen.config.values import check_compatible
 from seqgen.core.context import StepContext
@@ -22,7 +19,6 @@ from seqgen.core.processors import LogitsProcessor, apply_all
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.building import Resources
-from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
@@ -190,20 +186,6 @@ def test_a_beam_of_the_user_replaces_the_greedy_search_of_a_model() -> None:
     for beam in (4, 5):
         found = resolve(Settings().with_layer("user", {"beam": beam}), [{"search": "greedy"}]).generation
         assert (found.search, found.beam) == ("", beam)
-
-
-def test_keys_that_go_together() -> None:
-    some: list[dict[str, Any]] = [
-        *({key: 0.5 if key != "top_k" else 3, "sampling": True} for key in keys_tagged(WARPER)),
-        *({key: 3, "search": "beam_sampling"} for key in ("top_k", "seed")),
-        {"early_stopping": "true", "semantics": "huggingface", "beam": 2},
-        {"min_len": 9, "max_len_a": 1.0, "max_len_b": 2},
-        {"min_len": 0, "match_source_len": True},
-        {"temperature": 2.0},
-        {"prompt_lookup": 2, "draft_tokens": 3},
-    ]
-    for values in some:
-        check_compatible(GenerationConfig(**values))
 
 
 def outputs(translations: list[Translation]) -> list[list[tuple[list[int], float]]]:

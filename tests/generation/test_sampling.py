@@ -1,7 +1,5 @@
 """Random numbers as a function of what they are for, and the strategies that draw by them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

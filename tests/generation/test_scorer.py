@@ -1,7 +1,5 @@
 """The scorer gives a combination the step context of decoding: forced scores are those of beam search."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self

@@ -1,7 +1,5 @@
 """Stopping rules against transformers' and by hand."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Sequence

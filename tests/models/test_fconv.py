@@ -1,7 +1,5 @@
 """What is particular to the convolutional model."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

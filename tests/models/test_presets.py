@@ -1,7 +1,5 @@
 """The presets have the sizes that they are known by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

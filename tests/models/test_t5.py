@@ -1,14 +1,12 @@
 """T5: its initialization and dropout are the original's, and half precision holds what overflows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from seqgen.models.huggingface.t5 import ARCHITECTURE
+from seqgen.addons.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.positions import relative_position_bucket

@@ -1,7 +1,5 @@
 """Memories of key/value caches, with which the laws of attention and of decoders are tried."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

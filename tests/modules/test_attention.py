@@ -1,7 +1,5 @@
 """Attention of each kind against arithmetic done by hand, and steps against one pass."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

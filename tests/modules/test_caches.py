@@ -1,7 +1,5 @@
 """Key/value caches: after any operations they hold what lists of each row's positions hold, in little memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 

@@ -1,7 +1,5 @@
 """Convolutions against PyTorch's own, layer specifications, and weights that are cached."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

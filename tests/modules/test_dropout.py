@@ -1,7 +1,5 @@
 """The cheap dropout: right on average, reproducible, and the same forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Models in other dtypes: results close to float32, rows independent of each other, unsupported dtypes refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """The fast paths of decoding change nothing with any model, any memory, a cache or a mask of the user's own."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """The decoding state: slots belong to one module, and the verbs move rows wherever they are kept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

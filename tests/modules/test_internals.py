@@ -1,7 +1,5 @@
 """Hidden states and attention weights of all layers: those of transformers, in forward passes and in decoding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from torch import Tensor
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.structures import Batch
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.inspection import StepLogits
 from seqgen.modules.inspection import StackInternals, record_passes
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2
@@ -145,21 +142,3 @@ def test_the_translator_returns_the_internals_of_hypotheses(name: str) -> None:
                 assert_stacks_near(mine.encoder, theirs.encoder, 1e-10)
                 assert mine.encoder.hidden_states[0].size(0) == source
     assert translator.translate(TEXTS[:1])[0].hypotheses[0].internals is None
-
-
-# --- logits of chosen steps
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-@torch.no_grad()
-def test_logits_of_chosen_steps_are_those_of_transformers(beam: int) -> None:
-    pair = pair_of("byt5")
-    theirs = pair.original_decode(beam, 6, output_logits=True)
-    observer = StepLogits([0, 2])
-    pair.decode(beam, 6, observers=[observer])
-    assert any(2 in steps for steps in observer.found.values())
-    for sentence, steps in observer.found.items():
-        assert set(steps) <= {0, 2}
-        for step, (logits,) in steps.items():
-            wanted = theirs.logits[step][beam * sentence : beam * sentence + beam]
-            assert_near(logits[:1] if step == 0 else logits, wanted[:1] if step == 0 else wanted)

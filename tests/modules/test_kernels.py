@@ -1,7 +1,5 @@
 """Every kernel multiplies alike, the fastest is chosen for the number of rows, and gradients are PyTorch's."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

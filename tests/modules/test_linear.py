@@ -1,7 +1,5 @@
 """Linear layers with packed weights give what plain ones give, and never an old weight's result."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Positions and masks, with numbers worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

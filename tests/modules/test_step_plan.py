@@ -1,7 +1,5 @@
 """Steps with a plan give what steps without one give, and see hooks, subclasses and new weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

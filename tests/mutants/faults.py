@@ -1,7 +1,5 @@
 """The faults: changes of the text of one file that an engineer could make. ``faults.yaml`` lists them by file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a user is told of wrong input: tables of calls and commands, each with words of the sentence that refuses it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shlex

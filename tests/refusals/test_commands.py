@@ -1,7 +1,5 @@
 """What the commands refuse: keys, files that are not there or not what they should be, and places of outputs."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -33,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("long.en", "a dog\n" + "dog " * 2000 + "\n"),
         ("tab.yaml", "generation:\n\tbeam: 4\n"),
         ("broken.py", "import no_such_module\n"),
-        *((f"a.{form}", "the dog\n") for form in ("jsonl", "tsv", "parquet", "json.gz", "csv")),
+        *((f"a.{form}", "the dog\n") for form in ("jsonl", "tsv", "parquet", "json", "csv")),
     ):
         (folder / name).write_text(text)
     return folder
@@ -129,7 +127,7 @@ test_texts = refusals(
     generate("input=- generation.replace_unknown=nothere.tsv", "nothere.tsv"),
     generate("input=- generation.shortlist={fconv}/tokenizer/sentencepiece.model", "is not a shortlist; give a lex.*"),
     *(generate(f"input={{files}}/a.{form}", "has the name of a table", "job.column=FIELD")
-      for form in ("jsonl", "parquet", "json.gz", "csv")),
+      for form in ("jsonl", "parquet", "json", "csv")),
     generate("input={files}/one.en reference={files}/a.jsonl", "reference=", "a.jsonl"),
     ("diff path={fconv} input={files}/a.csv other.generation.beam=2", "a.csv"),
     ("score hypothesis={files}/a.tsv reference={files}/one.en", "hypothesis=", "a.tsv"),

@@ -1,7 +1,5 @@
 """Vocabularies, tokenizers, text files, datasets and languages: what is said of wrong ones."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from examples.extending.columns import ColumnsTask
 from seqgen import Translator
 from seqgen.core.encoder import inputs_of
 from seqgen.core.errors import UserError
+from seqgen.data.columns import Column
 from seqgen.data.combined_datasets import JoinedDataset, pack
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.noising import NoiseTokens, SpanCorruption
@@ -154,6 +152,14 @@ def packed(*columns: dict[str, Any]) -> Callable[[], Any]:
     return lambda: pack([collate(rows, source_pad=1, target_pad=1, start_token=2)], 1, 1)
 
 
+def split(line: str, *words: str) -> Row:
+    """Read a line of input with a column."""
+    task = Task(Mock(source_column="", source_lang="en"), WORDS, WORDS)
+    task.columns = {"x": Column("x", "number")}
+    return lambda: task.split_columns(line, 4), *words
+
+
+SOURCE, READS_Y = Mock(source=Mock(inputs={"x": 0})), Mock(encoder=Mock(inputs=("y",)))
 FEW = NoiseTokens(1, np.arange(2999, 2996, -1))
 test_datasets = refusals(
     (lambda tmp_path: store(tmp_path, name="empty"), "empty is empty"),
@@ -164,16 +170,30 @@ test_datasets = refusals(
     (lambda tmp_path: blocks(tmp_path, "a b c a b").limited(None, 3), "up to 4 target tokens", "only 3 positions"),
     (lambda: SpanCorruption()(np.zeros(568, int), FEW, np.random.default_rng(0)), "needs 28 sentinels, but the token"),
     (f"{TRANSLATION} task.tokenizer=bytes model=fconv_tiny dataset.pack=true", "not possible with model=fconv"),
-    (packed({"x": 1}, {}), "only 1 of 2 examples have the column 'x'"),
-    (packed({"x": [1]}, {"x": [1, 2]}), "values of the column 'x' differ in shape; if they are ids, set Task.column_p"),
+    *((packed({"x": [1]}, one), "the column 'x' is missing in some examples, or its") for one in ({}, {"x": [1, 2]})),
     (packed({"x": 1}), "dataset.pack=true is not possible with examples that have columns: x"),
     (lambda: Task.dataset(Mock(datasets={}, load_dataset=list), ""), "load_dataset", "must return a Dataset but ret"),
-    (
-        lambda: inputs_of(Mock(inputs=("x",)), Mock(inputs={})),
-        "Mock reads x, which are missing; use a task",
-    ),
+    (lambda: inputs_of(Mock(inputs=("x",)), Mock(inputs={})), "Mock reads x, which are missing: see task.columns"),
     (lambda: JoinedDataset({"a": Mock()}), "the part 'a' of a mixture has a state_dict; give it to the mixture"),
-    (lambda: ColumnsTask.split_columns(Mock(features=[0]), "a\tb", 4), "line 5: its third field is no row of"),
+    # columns
+    *(
+        ((lambda name=name, kind=kind: Column(name, kind)), f"{{{name}:{kind}}}: a name must be a word that")
+        for name, kind in (("a b", "id"), ("src_x", "id"), ("x_lengths", "id"), ("x", "array"), ("x", [0]), ("x", []))
+    ),
+    *(
+        ((lambda kind=kind, value=value: Column("x", kind).read(value, "row 3")), "row 3: x ", words)
+        for kind, value, words in (
+            *(("id", value, "task.columns declares id") for value in ("1.5", "-1", "1 2", "", "9" * 20, np.array(1.5))),
+            *(("number", value, "declares number") for value in ("None", "[[1]]")),
+            *(("number", value, "has values that are not finite") for value in ("nan", "1e99")),
+            ("ids", "[1, [2]]", "declares ids"),
+            ([2], "1 2 3", "has the shape [3], and task.columns declares [2]"),
+            ([2, 1], "[[1, 2]]", "has the shape [1, 2], and task.columns declares [2, 1]"),
+        )
+    ),
+    split('{"en": 1}', "line 5: there is no field 'x'; the line has: en"),
+    split('{"en": 1, "x": "a"}', "line 5: x is 'a', and task.columns declares number"),
+    (lambda: Task.train_step(Mock(), SOURCE, READS_Y, None), "inputs of Mock and NoneType do not name the columns x"),
 )
 
 

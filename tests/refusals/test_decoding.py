@@ -1,7 +1,5 @@
 """Keys of decoding that contradict each other, and strategies, components, models and sentences that do not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.addons.contrastive.search import ContrastiveSearch
+from seqgen.addons.fairseq import fairseq_generator
+from seqgen.addons.speculative.drafters import ModelDrafter, PromptLookup
+from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import KEYS_OF_ADDONS
 from seqgen.config.settings import Settings
@@ -24,23 +26,19 @@ from seqgen.core.search import Search
 from seqgen.core.session import Session
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.building import Resources
-from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.rewinding import rewind
 from seqgen.decoding.rules import FAIRSEQ
 from seqgen.decoding.search.constrained import ConstrainedSearch
-from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
 from seqgen.decoding.search.sampling import Sampling
-from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
-from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import stopping_from_config
 from seqgen.task import Task
 from seqgen.text.reranking import Reranker
 from seqgen.text.translator import Translator
-from tests.generation.test_rewind import begin
+from tests.generation.test_fork import begin_to_return
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, registered, sharp
 from tests.refusals import Row, refusals
@@ -111,7 +109,7 @@ def rewound(words: str, step: int = 1, stays: bool = True, count: int = 4, **opt
 
     def check() -> None:
         kind = getattr(options.get("search_strategy"), "session_class", None) or Session
-        session = begin(options.pop("name", "transformer_tiny"), stays, kind, **options)
+        session = begin_to_return(options.pop("name", "transformer_tiny"), stays, kind, **options)
         while session.backpointers.length < count and session.step():
             pass
         rewind(session, step)
@@ -126,7 +124,8 @@ test_sessions_that_cannot_return = refusals(
     rewound("beams were reordered", beam_size=3),
     rewound("BestFinished has a state that cannot go back", semantics="huggingface"),
     rewound("LSTMDecoder has a state that cannot go back", name="lstm_tiny"),
-    rewound("it reads drafts", search_strategy=SpeculativeSearch(PromptLookup(2), 3), top_tokens=0, observers=[]),
+    rewound("a Spec", search_strategy=SpeculativeSearch(PromptLookup(2), 3), top_tokens=0, observers=[]),
+    rewound("a Contr", search_strategy=ContrastiveSearch(), beam_size=1, top_tokens=0, observers=[]),
     rewound("Coverage has a state", coverage_penalty=0.3),
     error=DecodingError,
 )

@@ -1,7 +1,5 @@
 """Wrong input of the examples: components of papers, objectives, loaders, and components of a user's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import examples.joeynmt.checkpoint
 import examples.papers.conformal_beams
 import examples.papers.smc_steering  # noqa: F401  # register a loader and strategies
 import seqgen.extend
-from examples.dates import LetterTokenizer
 from examples.extending.combination import PowerMean
 from examples.objectives.word_distillation import WordDistillation, WordDistillationConfig
 from examples.papers.automata.json_texts import JsonConfig, JsonProcessor
@@ -41,6 +38,7 @@ from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.text.translator import Translator
+from tests.examples.test_automata import resources_of
 from tests.generators import scripted_generator
 from tests.joeynmt_models import changed, write
 from tests.refusals import Row, refusals
@@ -80,13 +78,8 @@ test_searches = refusals(
 )
 
 
-def resources(words: list[str] = WORDS) -> Resources:
-    """A vocabulary of letters."""
-    dictionary = Dictionary()
-    for word in words:
-        dictionary.add_symbol(word)
-    tokenizer = LetterTokenizer(dictionary)
-    return Resources(dictionary, tokenizer.encode, tokenizer.decode)
+def resources() -> Resources:
+    return resources_of(*WORDS)
 
 
 def grammar(text: str, *words: str) -> Row:

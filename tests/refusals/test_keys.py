@@ -1,7 +1,5 @@
 """Keys of a configuration that are misspelt, of another type, outside their limits, or without a place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models: sizes that cannot be built, damaged and unknown folders and checkpoints, and what of them is unsupported."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +9,18 @@ import pytest
 import safetensors.torch
 import torch
 
+from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
-from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints as fairseq, huggingface_bart, huggingface_gpt2, huggingface_t5
+from tests.addons.huggingface.test_llama import gemma3_folder, llama_folder
 from tests.fairseq_checkpoints import FCONV, LANGUAGE_MODEL, TRANSFORMER, as_fairseq, dictionary, options_of
 from tests.hostile import copy_of
 from tests.huggingface_families import write_folder
 from tests.huggingface_t5 import change_config
 from tests.language_models import language_model
 from tests.model_zoo import _NARROW, build, registered
-from tests.models.huggingface.test_llama import gemma3_folder, llama_folder
 from tests.refusals import Row, refusals
 from tests.text_models import text_model
 

@@ -1,7 +1,5 @@
 """Layers, caches and states that cannot do what they are asked for."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +8,6 @@ import torch
 
 import seqgen.extend
 from seqgen.core.incremental_state import IncrementalState, StatefulModule
-from seqgen.inspection import StepLogits, given_embeddings, masked_heads
 from seqgen.modules import dtypes
 from seqgen.modules.convolution import parse_choices, parse_convolutions
 from seqgen.modules.dtypes import to_dtype
@@ -49,11 +46,6 @@ test_layers_of_a_convolutional_model = refusals(
 @pytest.fixture
 def _no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtypes, "_supports", lambda question: False)
-
-
-def given(name: str, dim: int, mixtures: bool = False) -> None:
-    with given_embeddings(build(name).encoder, torch.zeros(2, dim), mixtures):
-        pass
 
 
 def recorded(name: str, times: int) -> None:
@@ -107,19 +99,11 @@ test_layers_that_cannot_do_it = refusals(
     (lambda: MultiheadAttention(10, 4), "the hidden size 10 is not a multiple of the 4 attention heads"),
     (lambda: attend_with(NoRollBack()), "set it to the class NoRollBack"),
     (lambda: attend_with(NoRollBack), "NoRollBack has no roll_back; implement it"),
-    (lambda: change("roll_back", 1, name="fconv_tiny"), "max_roll_back is 1"),
+    (lambda: change("roll_back", 1, name="fconv_tiny"), "set max_roll_back = 1 of the decoding state"),
     (lambda: to_dtype(Linear(4, 4), "int4"), "no dtype 'int4'; choose one of: float32, bfloat16, float16, int8"),
     (lambda _no_int8: to_dtype(Linear(4, 4), "int8"), "VNNI"),
-    (lambda: given("t5_tiny", 12), "dimension 12 are given to T5Encoder, whose embeddings have dimension 24"),
-    (
-        lambda: given("t5_tiny", 24, True),
-        "mixtures of dimension 24 are given to T5Encoder, whose mixtures have dimension 2",
-    ),
-    (lambda: given("transformer_lm_tiny", 128), "PromptEncoder cannot be given embeddings"),
-    (lambda: masked_heads(build("fconv_tiny"), cross=torch.ones(1)).__enter__(), "no heads of encoder-decoder"),
     (lambda: recorded("lstm_tiny", 1), "LSTMDecoder cannot be recorded"),
     (lambda: recorded("transformer_tiny", 2), "already being recorded"),
-    (lambda: StepLogits([-1]), "-1 is not the number of a step"),
 )
 
 test_mistakes_of_developers = refusals(

@@ -1,7 +1,5 @@
 """Decoding and scoring text: the translator, its lines, rankings, streams, members and metrics."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 from examples.extending import training_observer  # noqa: F401  # registered
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from examples.papers import sharpness_aware  # noqa: F401  # registered
+from examples.papers import group_dro, lora, sharpness_aware  # noqa: F401  # registered
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
@@ -57,6 +59,11 @@ class Flattening(torch.optim.SGD):
         return cls([param for group in groups for param in group["params"][:1]])
 
 
+LBFGS = {"build": classmethod(lambda cls, _, groups: cls(groups))}
+register_optimizer("closing")(type("Closing", (torch.optim.LBFGS,), LBFGS))
+register_optimizer("nothing")(type("Nothing", (), {"build": classmethod(lambda *_: None)}))
+
+
 @register_training_observer("unsaved")
 class Unsaved(TrainingObserver):
     state = ("held",)
@@ -78,6 +85,14 @@ def run_to_end(*keys: str) -> Callable[[Lab], None]:
     return lambda lab: lab.run("ended", *keys).run() and None
 
 
+def begun_with(begin: Callable[[Any], None]) -> Callable[[Lab], None]:
+    def begun(lab: Lab) -> None:
+        with mock.patch.object(Unsaved, "begin", lambda _, run: begin(run)):
+            run_to_end("training.observers=[unsaved]")(lab)
+
+    return begun
+
+
 def run_with(*keys: str) -> Callable[[Lab], None]:
     return lambda lab: lab.run("metric", *keys) and None
 
@@ -95,6 +110,7 @@ def composed(*keys: str) -> Callable[[], TrainConfig]:
 
 
 RISK = "criterion=minimum_risk"
+ENCODER, EMBEDDING = (f"optimization.groups={{{name}:{{lr_scale:0.1}}}}" for name in ("encoder.*", "*embed_tokens.*"))
 METRIC = "checkpoint.best_checkpoint_metric"
 
 test_settings = refusals(
@@ -108,16 +124,27 @@ test_settings = refusals(
     (lambda lab: lab.trainer("optimization.out_of_memory=skip", group=ProcessGroup(0, 2)), "skip is for one process"),
     (trained_with("optimization.freeze=[encodr.*]"), "there is no parameter 'encodr.*'", "did you mean 'encoder.*'?"),
     (trained_with("optimization.freeze=['*']"), "optimization.freeze=[*] leaves no parameter to train"),
-    (trained_with("optimization.freeze=[encoder.*:soon]"), "'soon' after encoder.*: is no number of updates"),
+    (trained_with("optimization.freeze=[encoder.*:soon]"), "'soon' after encoder.*: must be a number of updates"),
+    (trained_with("optimization.freeze=[encoder.*:0]"), "'0' after encoder.*: must be a number of updates"),
+    (trained_with("optimization.freeze=[encoder.*,*layers.0.*:5,*encoder.layers.0.*:5]"), "encoder.layers.0.*:5"),
+    (trained_with("optimization.freeze=[encoder.*]", ENCODER), "optimization.freeze freezes all parameters 'encoder.*"),
+    (trained_with("model=lora model.base=transformer_tiny", EMBEDDING), "the model itself freezes all parameters '*em"),
+    *((begun_with(lambda run, lr=lr: setattr(run, "lr", lr)), f"run.lr = {lr}: must be a") for lr in (math.nan, -1)),
+    (begun_with(lambda run: run.stop("")), "Unsaved.begin: run.stop(''): must be given the reason"),
+    (begun_with(lambda run: run.freeze(["encoder.*"])), "Unsaved.begin: ['encoder.*'] must be a name of parameters"),
     (trained_with("optimization.groups={encodr.*:{lr_scale:0.1}}"), "optimization.groups: there is no parameter"),
     (trained_with("optimization.groups={encoder.*:{lr:0.1}}"), "must have values such as {lr_scale:0.1"),
     (trained_with("optimization.groups={encoder.*:{lr_scale:-1}}"), "must have values such as {lr_scale:0.1"),
     (trained_with("optimization.freeze=[encoder.*:1,encoder.*]"), "encoder.* is given twice"),
     (trained_with("optimization.groups={*:{lr_scale:1},encoder.*:{lr_scale:0}}"), "only parameters of patterns before"),
-    (trained_with("optimizer=flattening"), "optimizer=flattening must keep the groups"),
+    (trained_with("optimizer=flattening"), "optimizer=flattening (Flattening, ", "py:", ") must keep the groups"),
+    (trained_with("optimizer=closing"), "(Closing, ", "): step without a closure", "set needs_closure = True in it"),
+    (trained_with("optimizer=closing", ENCODER), "(Closing, ", "): build(cfg, groups) fails: LBFGS doesn't support"),
+    (trained_with("optimizer=nothing"), "Nothing.build (", "must return a Optimizer but returns None"),
     (run_to_end("training.observers=[unsaved]"), "training observer unsaved: its state: TypeError: held: a set cannot"),
+    (run_to_end("training.observers=[group_dro]"), "training.observers=[group_dro] needs task=group_dro"),
     (run_to_end("optimization.freeze=[*:2]"), "all parameters are frozen in update 1"),
-    (trained_with("optimizer=sam", "common.fp16=true"), "optimizer=sam needs several gradients"),
+    (trained_with("optimizer=sam", "common.fp16=true"), "optimizer=sam (SAM, ", "needs several gradients"),
     (run_with("training.observers=[nobody]"), "there is no training observer 'nobody'"),
     (run_with("training.observers=[unfreezing,unfreezing]"), "training.observers: 'unfreezing' is given twice"),
     (composed("training_observer.unfreezing.patience=2"), "training.observers does not name its training observer"),
@@ -190,7 +217,10 @@ test_text = refusals(
     (translation(tgtdict="no.txt"), "task.tgtdict needs separate vocabularies"),
     (translation(vocab_size=5000), "set task.vocab_size to at most "),
     table("a.tsv", CLAUSES, "too small for a vocabulary of 24", joined_dictionary=False, vocab_size=24),
-    table("pairs.txt", b"a\tb\n", "pairs.txt is a single file", "a table (.tsv, .jsonl or .parquet, but not .csv)"),
+    (translation(columns={"x": "id"}), "task.train=", "there is neither", "train.x nor", "for task.columns"),
+    table(
+        "pairs.txt", b"a\tb\n", "pairs.txt is a single file", "a table (.tsv, .jsonl, .parquet or .tmx, but not .csv)"
+    ),
     (f"{TRANSLATION} run_dir={{data}}", "is the folder of the text train.en"),
     # tables
     table("a.tsv", b"", "a.tsv is empty"),
@@ -208,6 +238,7 @@ test_text = refusals(
     table("a.jsonl", b'{"en": "a"}\n', "a.jsonl, line 1 has no column 'de'; the columns are 'en'"),
     table("a.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', "a.jsonl, line 2: there is no field 'de'"),
     table("a.jsonl", b'{"en": "a", "de": null}\n', "a.jsonl, line 1: the field 'de' is not text"),
+    table("a.jsonl", b'{"en": "a", "de": "b"}\n', "no column 'x'", "set task.columns to one", columns={"x": "id"}),
     # several languages
     (multilingual(pairs=[]), "task.pairs is missing; set it to the pairs of languages"),
     (multilingual(pairs=["en-de", "en-de"]), "names a pair twice"),

@@ -1,7 +1,5 @@
 """Without an add-on: which tests are left out, and what a user is told who asks for something of it."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +19,11 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.mark.parametrize(
     ("file", "expected"),
-    [("addons/export/test_export", {"export", "checks", "marian"}), ("core/test_alone", set()), ("conftest", set())],
+    [
+        ("addons/export/test_export", {"export", "checks", "huggingface", "marian"}),
+        ("core/test_alone", set()),
+        ("conftest", set()),
+    ],
 )
 def test_the_addons_of_a_test(file: str, expected: set[str]) -> None:
     assert addons_of(TESTS / f"{file}.py") == expected

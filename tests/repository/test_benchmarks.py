@@ -1,7 +1,5 @@
 """The benchmarks run, and compare what they say they compare."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

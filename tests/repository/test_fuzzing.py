@@ -1,7 +1,5 @@
 """Fuzzed inputs are read correctly or refused in one sentence; ``python -m tests.fuzzing`` runs many more cases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of GPUs runs on the simulated GPU, and goes on after errors and without time."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -42,6 +40,7 @@ def test_a_table(run: Any) -> None:
     assert (code, last) == (0, "0 rows failed; 0 rows are left out, as there was no time for them")
 
 
+@pytest.mark.slow
 def test_an_error_is_a_row(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise NotCapturable("no | today")
@@ -53,6 +52,7 @@ def test_an_error_is_a_row(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_start_is_tried_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[Any] = []
 

@@ -1,7 +1,5 @@
 """An ordinary installation has every file of the checkout, and runs from any folder without the tools for tests."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import runpy

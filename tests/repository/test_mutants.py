@@ -1,7 +1,5 @@
 """The faults of ``make mutants`` can still be planted."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """A run folder that somebody else made is safe to decode; docs/security.md names the tests that show what is safe."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

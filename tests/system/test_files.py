@@ -1,7 +1,5 @@
 """Writing files: temporary files of killed processes are removed, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

@@ -1,7 +1,5 @@
 """A flag describes certain methods: a class that overrides one gets the flag's safe default; misspelt hooks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.addons.speculative.drafters import ModelDrafter
+from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates
 from seqgen.core.context import StepContext
@@ -19,8 +19,6 @@ from seqgen.core.structures import DecoderOut, Hypothesis
 from seqgen.decoding.processors.length import MinimumLength
 from seqgen.decoding.processors.tokens import BadWords, SequenceBias
 from seqgen.decoding.search.sampling import Sampling
-from seqgen.decoding.speculative.drafters import ModelDrafter
-from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.registry import MODELS, SEARCHES

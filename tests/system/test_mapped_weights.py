@@ -1,7 +1,5 @@
 """Weights that stay in their file: equal outputs, less memory, and no file that changes under a model unnoticed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -12,19 +10,19 @@ import pytest
 import torch
 
 from benchmarks.decoding.models import numbered_words
+from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.serialization import write_checksums, write_tensors
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import CheckpointError
-from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.llama import LlamaConfig, LlamaModel
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.modules.kernels import PREPACKED, kernels_for
 from seqgen.system.mapped_weights import is_mapped, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator
-from tests.commands import command
+from tests.commands import done
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is mapped everywhere, but counted on Linux only")
 VOCABULARY = 200
@@ -37,8 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.manual_seed(1)
     shape = T5Config(vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=8192, num_layers=2, num_heads=4)
     save_pretrained(T5Model(shape, padding_idx=0), parent / "huggingface", numbered_words(VOCABULARY))
-    done = command("convert", f"path={parent / 'huggingface'}", f"output={parent / 'run'}")
-    assert done.code == 0, done.err
+    done("convert", f"path={parent / 'huggingface'}", f"output={parent / 'run'}")
     return {"huggingface": parent / "huggingface", "run": parent / "run"}
 
 
@@ -105,8 +102,7 @@ def test_a_language_model_in_bfloat16_is_in_memory_once(tmp_path: Path, monkeypa
     (tmp_path / "in").write_text("7 8 9\n7\n")
     keys = ["generation.max_len=5", "generation.beam=2", "generation.dtype=bfloat16", "fast.kernel_choice=fixed"]
     files = [f"path={tmp_path / 'model'}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}"]
-    done = command("generate", *files, "reading.tokenizer=ids", *keys)
-    assert done.code == 0, done.err
+    done("generate", *files, "reading.tokenizer=ids", *keys)
     assert resident(tmp_path) < weights_file(tmp_path).stat().st_size / 3 or PREPACKED not in kernels_for(
         torch.bfloat16
     )
@@ -123,8 +119,7 @@ def test_the_key_of_the_commands(folder: Path, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "in").write_text("w7 w8\n")
     files = [f"path={folder}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}", "generation.max_len=5"]
     for value in ("true", "false"):
-        done = command("generate", *files, f"common.map_weights={value}")
-        assert done.code == 0, done.err
+        done("generate", *files, f"common.map_weights={value}")
     assert found[0] > 0
     assert found[1] == 0
 

@@ -1,7 +1,5 @@
 """Out of memory: one sentence names the settings that need less memory, and no result is lost."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys
@@ -23,7 +21,7 @@ from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Validator
-from tests.commands import SMALL_FCONV, Outcome, command, corpus, refused, training_arguments
+from tests.commands import SMALL_FCONV, Outcome, command, corpus, done, refused, training_arguments
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
@@ -56,7 +54,7 @@ def ended(outcome: Outcome, *phrases: str) -> None:
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("memory")
     trained = [*training_arguments(corpus(folder / "data"), folder / "run"), *SMALL_FCONV, "common.tensorboard=false"]
-    assert command("train", *trained, "optimization.max_update=2").code == 0
+    done("train", *trained, "optimization.max_update=2")
     return trained
 
 

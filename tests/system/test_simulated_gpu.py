@@ -1,7 +1,5 @@
 """The simulated GPU of the tests finds what a GPU would refuse, wait for or be sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The task of language modeling, through the commands: training, validation, prompts and perplexity."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.text.translator import Translator
-from tests.commands import command, corpus, refused
+from tests.commands import command, corpus, done, refused
 from tests.training_runs import records
 
 KEYS = """
@@ -30,8 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data: Path) -> Path:
     folder = data / "lm"
     files = (f"run_dir={folder}", f"task.train=[{data}/train.de]", f"task.valid=[{data}/val.de.gz]")
-    outcome = command("train", *KEYS.split(), *files)
-    assert outcome.code == 0, outcome.err
+    done("train", *KEYS.split(), *files)
     return folder
 
 
@@ -39,8 +36,7 @@ def test_the_perplexity_of_the_validation_text_is_that_of_training(data: Path, r
     losses = [row["nll_loss"] for row in records(run)]
     assert losses[-1] < losses[0] - 1, "it learns"
     output = tmp_path / "scores.json"
-    outcome = command("score", f"path={run}/checkpoints/last", f"reference={data}/val.de.gz", f"output={output}")
-    assert outcome.code == 0, outcome.err
+    outcome = done("score", f"path={run}/checkpoints/last", f"reference={data}/val.de.gz", f"output={output}")
     scores = [json.loads(line) for line in output.read_text().splitlines()]
     nats = -sum(sum(row["positional_scores"]) for row in scores)
     tokens, words, decode = sum(len(row["tokens"]) for row in scores), 0, load_model(run).task.target_tokenizer.decode

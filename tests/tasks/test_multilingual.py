@@ -1,7 +1,5 @@
 """The multilingual translation task: tokens of languages, sampling of pairs, scores of pairs, and decoding."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,7 +14,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
-from tests.commands import SMALL_TRANSFORMER, command, corpus, sentences
+from tests.commands import SMALL_TRANSFORMER, command, corpus, done, sentences
 from tests.pretrained_folders import write_folder, write_model
 from tests.training_runs import records
 
@@ -167,8 +165,7 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
     keys += ["optimization.lr=[0.01]", "lr_scheduler.warmup_updates=20", "dataset.validate_decode=5"]
     keys += ["dataset.validate_interval=0", "dataset.validate_interval_updates=200", "generation.beam=1"]
     keys += ["checkpoint.best_checkpoint_metric=de-en.chrf"]
-    trained = command("train", *training(data, tmp_path / "run", *keys))
-    assert trained.code == 0, trained.err
+    done("train", *training(data, tmp_path / "run", *keys))
     (scores,) = records(tmp_path / "run", "valid")
     for pair in PAIRS:
         assert {f"{pair}.loss", f"{pair}.ppl", f"{pair}.bleu", f"{pair}.chrf"} <= scores.keys()
@@ -192,8 +189,7 @@ def test_finetuning_a_multilingual_folder(data: Path, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "nllb", "NllbTokenizer", NLLB)
     keys = ["task.languages=[en=eng_Latn,de=gsw_Latn]", f"checkpoint.finetune_from={folder}", "optimization.lr=[0]"]
     keys += ["optimization.max_update=1", "dataset.validate_decode=2", "generation.beam=1", "generation.max_len_b=5"]
-    trained = command("train", *training(data, tmp_path / "run", *keys))
-    assert trained.code == 0, trained.err
+    trained = done("train", *training(data, tmp_path / "run", *keys))
     assert "new tokens of the target, whose embeddings are initialized at random: gsw_Latn" in trained.err
     assert f"starting from the weights of {folder}" in trained.err
     old, new = load_model(folder), load_model(tmp_path / "run")

@@ -1,16 +1,17 @@
 """Tables of pairs as the text of translation: the examples of two files, and what bad tables get."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from seqgen.core.errors import UserError
 from seqgen.data.parquet import read_column
+from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
 from tests.commands import corpus, sentences
 
@@ -34,8 +35,10 @@ def write(path: Path, rows: Sequence[Sequence[str]]) -> None:
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-def task(folder: Path, train: Path | str, source_column: str = "", target_column: str = "") -> TranslationTask:
-    columns = {"source_column": source_column, "target_column": target_column}
+def task(
+    folder: Path, train: Path | str, source_column: str = "", target_column: str = "", **further: Any
+) -> TranslationTask:
+    columns = {"source_column": source_column, "target_column": target_column, **further}
     settings = {"vocab_size": 44, "workers": 1, "valid": str(train), "test": str(train), **columns}
     cfg = TranslationConfig(source_lang="en", target_lang="de", train=str(train), **settings)  # type: ignore[arg-type]
     return TranslationTask.setup_task(cfg, folder)
@@ -105,3 +108,32 @@ def test_other_columns_are_encoded_again(data: Path, tmp_path: Path) -> None:
     assert first.dataset("train").source.store.where(4) == "third.tsv, line 5"
     with pytest.raises(UserError, match=r"task.train=.*/plane.tsv: there is no such file.*did you mean 'plain.tsv'"):
         task(tmp_path / "missing", data / "plane.tsv")
+
+
+def test_columns_of_files_and_tables(tmp_path: Path) -> None:
+    """Every kind in every form, in training and in lines that are decoded; texts have a vocabulary of their own."""
+    kinds = {"topic": "text", "group": "id", "tags": "ids", "age": "number", "image": [2, 3]}
+    images = np.random.default_rng(0).standard_normal((300, 2, 3)).astype("f4")
+    rows = [(*PAIRS[i], f"{'ab ' * (i % 3)}{i % 7}", i, f"{i} 0", i / 3, images[i].tolist()) for i in range(300)]
+    records = [dict(zip(("en", "de", *kinds), row, strict=True)) for row in rows]
+    write(tmp_path / "t.jsonl", [[json.dumps(record)] for record in records])
+    write(tmp_path / "t.tsv", [[*records[0]], *(list(map(str, row)) for row in rows)])
+    for name in ("en", "de", *kinds):
+        write(tmp_path / f"t.{name}", [[str(record[name])] for record in records])
+    (tmp_path / "t.image").unlink()
+    np.save(tmp_path / "t.image.npy", images)
+    tasks: list[Any] = [
+        task(tmp_path / f"of-{name}", tmp_path / name, columns=kinds) for name in ("t.jsonl", "t.tsv", "t")
+    ]
+    files: dict[str, Any] = {"train": f"{tmp_path}/t", "valid": f"{tmp_path}/t", "vocab_size": 44}
+    cfg = MultilingualTranslationConfig(pairs=["en-de"], workers=1, columns=kinds, **files)
+    for given in [*tasks, MultilingualTranslationTask.setup_task(cfg, tmp_path / "run")]:
+        lines, words = list(given.source_lines("valid")), given.columns["topic"].tokenizer
+        assert len(words.dictionary) < 30 < len(given.source_dictionary)
+        for row in (0, 7, 299):
+            text, columns = given.split_columns(lines[row], row)
+            assert (text, words.decode(columns["topic"][:-1].tolist())) == (PAIRS[row][0], records[row]["topic"])
+            example = given.dataset("valid").example(row, epoch=1, seed=1).columns
+            wanted = {"group": row, "tags": [row, 0], "age": np.float32(row / 3), "image": images[row]}
+            for name, value in {**wanted, "topic": columns["topic"]}.items():
+                assert np.array_equal([example[name], columns[name]], [value, value]), name

@@ -1,7 +1,5 @@
 """The metrics of texts, compared with the tools they come from; and the text of tokenized outputs."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

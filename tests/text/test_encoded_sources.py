@@ -1,7 +1,5 @@
 """Encoder outputs in place of sources: decoded as the sources, and mixed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,12 +8,12 @@ import torch
 from examples.papers.align_att import AlignAtt
 from examples.papers.mask_predict_model import LengthEncoderOut
 from examples.papers.simultaneous import WaitK
+from seqgen.addons.speculative.drafters import ModelDrafter
+from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.core.errors import ConfigError
 from seqgen.core.search import Search
 from seqgen.core.structures import Batch, EncoderOut, Source
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.decoding.speculative.drafters import ModelDrafter
-from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.modules.inspection import record_passes
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of

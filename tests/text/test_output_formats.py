@@ -1,7 +1,5 @@
 """The output formats: line n stays line n whatever a model writes and a reference has."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -40,6 +38,8 @@ def test_line_n_stays_line_n(tmp_path: Path) -> None:
 
     lines = written("json", decoding, found, references)
     assert lines == "\n".join(lines).splitlines(), "whatever a reader breaks lines at"
+    (line,) = written("json", decoding, [found[0].with_extra("review", ["why"])], references)
+    assert json.loads(line)["review"] == ["why"], "what a stage adds, also if it describes nothing in JSON"
     texts = [[hypothesis["text"] for hypothesis in json.loads(line)["hypotheses"]] for line in lines]
     assert texts == [[hypothesis.text for hypothesis in translation.hypotheses] for translation in found]
 

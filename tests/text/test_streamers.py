@@ -1,7 +1,5 @@
 """Streaming: what is shown, joined, is the final text, whatever the tokenizer, the batch and the order."""
 
-from __future__ import annotations
-
 import functools
 import io
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Phrases that a line demands of its output, as text: alternatives, bars, and what cannot be had."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqgen.text.input_line import split_alternatives

@@ -1,7 +1,5 @@
 """Members of an ensemble that read other sources: a second field of the line, or nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from examples.extending.member import Blind, decode

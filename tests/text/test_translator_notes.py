@@ -1,7 +1,5 @@
 """What a translation's notes say: whatever cut an output off, or had no effect."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Unknown words and alignments, with attention that is written down."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

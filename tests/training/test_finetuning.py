@@ -19,7 +19,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests import huggingface_bart, huggingface_t5
-from tests.commands import SMALL_TRANSFORMER, command, corpus, refused
+from tests.commands import SMALL_TRANSFORMER, command, corpus, done, refused
 from tests.fairseq_checkpoints import TRANSFORMER, dictionary
 
 
@@ -48,8 +48,7 @@ def test_a_folder_gives_the_model_and_the_tokenizer(name: str, data: Path, tmp_p
     family = huggingface_bart if name in huggingface_bart.VARIANTS else huggingface_t5
     original = family.tiny_model(name)
     folder = family.tiny_folder(tmp_path / "folder", name)
-    trained = command("train", *training(data, tmp_path / "run", folder, *translation(data)))
-    assert trained.code == 0, trained.err
+    trained = done("train", *training(data, tmp_path / "run", folder, *translation(data)))
     assert f"starting from the weights of {folder}" in trained.err
     run, loaded = load_model(tmp_path / "run"), load_model(folder)
     assert run.task.source_dictionary == loaded.task.source_dictionary
@@ -62,8 +61,7 @@ def test_a_folder_gives_the_model_and_the_tokenizer(name: str, data: Path, tmp_p
         got = run.model(sources, mask.sum(1), prefixes).logits
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
     further = [*translation(data), "optimization.max_update=2"]
-    resumed = command("train", *training(data, tmp_path / "run", folder, *further))
-    assert resumed.code == 0, resumed.err
+    resumed = done("train", *training(data, tmp_path / "run", folder, *further))
     assert "resuming from" in resumed.err
 
 
@@ -98,8 +96,7 @@ def test_transfer_to_other_languages_is_a_key(data: Path, tmp_path: Path) -> Non
     assert command("train", *first).code == 0
     reverse = training(data, tmp_path / "new", tmp_path / "run", "task.source_lang=de", "task.target_lang=en")
     refused(command("train", *reverse), "translates en-de, and the text of this run is de-en")
-    trained = command("train", *reverse, "checkpoint.other_languages=true")
-    assert trained.code == 0, trained.err
+    done("train", *reverse, "checkpoint.other_languages=true")
 
 
 # -- weights of a checkpoint in a new model -----------------------------------------------------------------------

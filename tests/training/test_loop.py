@@ -38,7 +38,7 @@ def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
     losses = []
     for _ in range(4):
         for run in (one, other):
-            run.trainer.train_update([next(iter(run.iterator))], epoch=1)
+            run._update([next(iter(run.iterator))], epoch=1)
         scores = one.validator.validate().scores
         losses.append(scores["loss"])
     assert len(set(losses[1:])) == 3  # the first update of a warm-up changes nothing
@@ -146,7 +146,8 @@ def test_scores_are_those_of_the_log(lab: Lab) -> None:
         content = json.loads((run / "scores.json").read_text())
         for name, row in (("last", valid[-1]), ("best", max(valid, key=lambda row: row["bleu"]))):
             entry = content[name]
-            assert entry["scores"] == {key: value for key, value in row.items() if key not in clock}
+            assert [[*sample] for sample in row["samples"]] == [["source", "hypothesis", "reference"]] * 5
+            assert entry["scores"] == {key: value for key, value in row.items() if key not in (*clock, "samples")}
             assert [entry[key] for key in clock[:3]] == [row[key] for key in clock[:3]]
         assert everything(run, "best")["state"]["update"] == content["best"]["update"]
         assert content["metric"] == "bleu"

@@ -17,7 +17,7 @@ import torch
 from seqgen.config import DistributedConfig
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join
 from seqgen.training.train import StopSignals
-from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.commands import SMALL_FCONV, corpus, done, training_arguments
 from tests.training_runs import everything, free_port, records
 
 ROOT = Path(__file__).parent.parent.parent
@@ -216,8 +216,7 @@ def test_processes_of_a_killed_torchrun_end(start: Callable[..., Run]) -> None:
     wait_until(lambda: not any(map(alive, workers)), 10)
     update = everything(run.folder)["state"]["update"]
     more = [f"optimization.max_update={update + 2}", "checkpoint.save_interval_updates=2"]
-    again = command("train", *run.arguments, *more, "optimization.update_freq=[2]")
-    assert again.code == 0, again.err
+    done("train", *run.arguments, *more, "optimization.update_freq=[2]")
     assert everything(run.folder)["state"]["update"] == update + 2
 
 

@@ -18,8 +18,8 @@ from seqgen.config.compose import compose
 from seqgen.core.errors import ResourceError
 from seqgen.core.structures import Batch
 from seqgen.training.criteria import CriterionOut, LabelSmoothedCrossEntropyCriterion
-from seqgen.training.optimizers import EMA
-from seqgen.training.trainer import NonFiniteError, Trainer
+from seqgen.training.observers import EMA
+from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from tests.training_runs import Lab, assert_identical, batch_of, lab
 
 __all__ = ["lab"]
@@ -60,10 +60,11 @@ def test_each_update_has_its_own_gradient(lab: Lab) -> None:
 
 def test_the_average_follows_the_weights(lab: Lab) -> None:
     """The warm-up is that of TensorFlow's ``ExponentialMovingAverage``: (1 + n) / (10 + n) after n updates."""
-    one = lab.trainer("optimization.ema_decay=0.25", "optimization.lr=[0.1]", *AT_ONCE)
+    one = lab.trainer("optimization.lr=[0.1]", *AT_ONCE)
+    ema = EMA(one, 0.25)
     wanted = {name: param.detach().double() for name, param in one.model.named_parameters()}
     for before in range(6):
-        one.train_update([batch_of(one)], epoch=1)
+        ema.update(one, one.train_update([batch_of(one)], epoch=1))
         decay = min(0.25, (1 + before) / (10 + before))
         for name, param in one.model.named_parameters():
             wanted[name] = decay * wanted[name] + (1 - decay) * param.detach()
@@ -72,13 +73,14 @@ def test_the_average_follows_the_weights(lab: Lab) -> None:
 
 
 def test_buffers_are_averaged_and_integers_copied() -> None:
-    model = nn.BatchNorm1d(2)
-    ema = EMA(model, 0.5)
+    model, one = nn.BatchNorm1d(2), mock.MagicMock(sharded=False, update=100)
+    one.plain().__enter__.return_value = one.model = model
+    ema = EMA(one, 0.5)
     model.running_mean.fill_(4.0)  # type: ignore[union-attr]
     model.num_batches_tracked.fill_(7)  # type: ignore[union-attr]
-    ema.update(model, 100)
-    assert ema.model.running_mean.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
-    assert int(ema.model.num_batches_tracked) == 7  # type: ignore[arg-type]
+    ema.update(one, UpdateResult())
+    assert ema.model.running_mean.tolist() == [2.0, 2.0]
+    assert int(ema.model.num_batches_tracked) == 7
 
 
 def test_the_criterion_gets_the_number_of_updates(lab: Lab) -> None:
@@ -225,11 +227,11 @@ def is_frozen(name: str) -> bool:
 @pytest.mark.parametrize("optimizer", ["adam", "nag", "sgd", "adafactor"])
 def test_frozen_parameters_do_not_change(optimizer: str, lab: Lab) -> None:
     """Bit-equal after updates with weight decay, without gradient and without state of the optimizer."""
-    keys = [f"optimizer={optimizer}", "optimizer.weight_decay=0.1", "optimization.ema_decay=0.9"]
-    one = lab.trainer(FREEZE, *keys)
+    one = lab.trainer(FREEZE, f"optimizer={optimizer}", "optimizer.weight_decay=0.1")
+    ema = EMA(one, 0.9)
     before = {name: weight.clone() for name, weight in one.model.state_dict().items()}
     for row in range(3):
-        one.train_update([batch_of(one, [row, 9])], epoch=1)
+        ema.update(one, one.train_update([batch_of(one, [row, 9])], epoch=1))
     for weights in (one.model.state_dict(), one.weights()):
         assert {name for name in before if torch.equal(weights[name], before[name])} == {*filter(is_frozen, before)}
     for name, parameter in one.model.named_parameters():
@@ -237,6 +239,16 @@ def test_frozen_parameters_do_not_change(optimizer: str, lab: Lab) -> None:
     kept = one.state_dict()["optimizer"]["state"]
     assert kept or optimizer == "sgd"  # which has no state without momentum
     assert not any(map(is_frozen, kept))
+
+
+@pytest.mark.parametrize("start", [1, 2])
+def test_a_start_embedding_that_is_padding_stays_zero(start: int, lab: Lab) -> None:
+    """The gradient of label smoothing is that of the tied output layer."""
+    one = lab.trainer(f"model.decoder_start_token_id={start}")
+    pad = one.task.target_dictionary.pad()
+    for row in range(3):
+        one.train_update([batch_of(one, [row, 9])], epoch=1)
+    assert one.model.decoder.embed_tokens.weight[pad].any() == (start != pad)
 
 
 def test_the_last_update_is_a_default_only_where_nothing_else_ends_training(lab: Lab) -> None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
+from seqgen.data.columns import Column
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
@@ -84,7 +86,7 @@ def without_languages(tokenizer: Tokenizer) -> Tokenizer:
 def prepare_tokenizers(
     cfg: TokenizerConfig,
     folder: Path,
-    lines: Callable[[Sequence[int]], Iterable[str]],
+    lines: Callable[[Sequence[Any]], Iterable[str]],
     complete: Callable[[Tokenizer], Tokenizer] = without_languages,
 ) -> tuple[Tokenizer, Tokenizer]:
     """Load the tokenizers of a run, or make them and write them into its folder.
@@ -92,8 +94,8 @@ def prepare_tokenizers(
     Args:
         cfg: the configuration of the tokenizers.
         folder: the run folder.
-        lines: gives the training text of sides, 0 for the source and 1 for the target; called only if a vocabulary must
-            be made from it.
+        lines: gives the training text of sides, 0 for the source, 1 for the target, or the name of a column; called
+            only if a vocabulary must be made from it.
         complete: checks a new tokenizer, and adds what the task needs.
 
     Returns:
@@ -112,11 +114,14 @@ def prepare_tokenizers(
             "source_tokenizer": (cfg.source_spm_model or cfg.spm_model, cfg.srcdict, partial(lines, [0])),
             "target_tokenizer": (cfg.target_spm_model or cfg.spm_model, cfg.tgtdict, partial(lines, [1])),
         }
-    missing = [name for name in kinds if not (folder / name).is_dir()]
+    declared = [Column(*pair) for pair in getattr(cfg, "columns", {}).items()]
+    texts = {f"column_{one.name}": ("", "", partial(lines, [one.name])) for one in declared if one.kind == "text"}
+    missing = [name for name in (*kinds, *texts) if not (folder / name).is_dir()]
     for name in missing:
         check_not_frozen(folder / name)  # before training, which may take a long time
-    made = {name: complete(_make(cfg, name, *kinds[name])) for name in missing}  # all before one is written
-    for name, tokenizer in made.items():
+    made = {name: complete(_make(cfg, name, *kinds[name])) for name in kinds if name in missing}
+    made |= {name: _make(cfg, name, *text) for name, text in texts.items() if name in missing}
+    for name, tokenizer in made.items():  # all before one is written
         save_tokenizer(tokenizer, folder / name)
     tokenizers = [load_tokenizer(folder / name) for name in kinds]
     return tokenizers[0], tokenizers[-1].target_side
@@ -177,7 +182,7 @@ def _make(cfg: TokenizerConfig, name: str, model: str, dictionary: str, text: Ca
     _note_unused(cfg)
     if cfg.tokenizer == "pretrained":
         folder = Path(cfg.pretrained_tokenizer)
-        of_run = [place for place in (folder / name, folder / "source_tokenizer") if place.is_dir()]
+        of_run = [folder / own for own in (name, "source_tokenizer", "tokenizer") if (folder / own).is_dir()]
         return load_tokenizer(of_run[0]) if of_run else load_pretrained_tokenizer(folder)
     if cfg.tokenizer == "bytes":
         return make_tokenizer(byte_files())
@@ -195,7 +200,7 @@ def _make(cfg: TokenizerConfig, name: str, model: str, dictionary: str, text: Ca
             vocab_size=cfg.vocab_size,
             model_type=cfg.spm_type,
             character_coverage=cfg.character_coverage,
-            hard_vocab_limit=cfg.hard_vocab_limit,
+            hard_vocab_limit=cfg.hard_vocab_limit and not name.startswith("column_"),
             special_ids=T5_IDS if cfg.tokenizer == "t5" else FAIRSEQ_IDS,
         )
     location = model or "the SentencePiece model"

@@ -165,6 +165,12 @@ class GrowingCache(KeyValueCache):
             self.padding_mask = self.padding_mask[:, : self.length]
         return self
 
+    @property
+    def memories(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, ``(N, H, capacity, D)``, of which ``length`` positions are filled."""
+        keys, values = (memory.filled for memory in self._memories)
+        return keys, values
+
     def crop(self, positions: int) -> Self:
         """Remove the first positions."""
         keys, values, mask = self.view()
@@ -241,6 +247,10 @@ class StaticCache(KeyValueCache):
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep the keys of some sentences; see ``KeyValueCache``."""
         return self._take(keep) if self.share == beam_size else super().select(keep, beam_size)
+
+    def widen(self, copies: int) -> Self:
+        """Let more rows share the keys; see ``KeyValueCache``."""
+        return replace(self, share=self.share * copies)
 
     def roll_back(self, positions: int) -> Self:
         """Do nothing: the positions are those of the source."""

@@ -135,6 +135,10 @@ class IndirectionTable:
         """Reorder beams within sentences; ``parents`` ``(sentences, beam)`` int64."""
         self.table = self.table.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.table.size(2)))
 
+    def widen(self, copies: int) -> None:
+        """Put several beams with the same slots in place of each beam."""
+        self.table = self.table.repeat_interleave(copies, dim=1)
+
     def select(self, keep: Tensor) -> None:
         """Keep the sentences ``keep``, ``(kept,)`` int64."""
         self.table = self.table.index_select(0, keep)
@@ -301,6 +305,10 @@ class IndirectionCache(KeyValueCache):
         """Reorder the table; keys and values stay in place."""
         return self._request(self.table.reorder, parents)
 
+    def widen(self, copies: int) -> KeyValueCache:
+        """Widen the table; see ``KeyValueCache``."""
+        return self._request(self.table.widen, copies)
+
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep some sentences; see ``KeyValueCache``."""
         self.memories = tuple(take_rows(memory, keep) for memory in self.memories)
@@ -331,6 +339,30 @@ class IndirectionCache(KeyValueCache):
     def _request(self, change: Callable[[Any], None], argument: Any) -> Self:
         self.clock = self.table.request(self.clock, change, argument)
         return self
+
+
+def widened(cache: KeyValueCache, copies: int, tables: dict[int, IndirectionTable]) -> KeyValueCache:
+    """A cache for one step in which each row is read with several next tokens; nothing that ``cache`` reads changes.
+
+    A ``GrowingCache`` becomes one whose rows are sentences, with slot ``i`` for position ``i``, so that the ``copies``
+    beams of each read the same memory.
+
+    Args:
+        cache: a cache of a forked state.
+        copies: rows in place of each row, next to each other.
+        tables: the tables by their number of positions, which the caches of a decoder share; empty at first.
+    """
+    if type(cache) is not GrowingCache or cache.padding_mask is not None or cache.memories[0].requires_grad:
+        return cache.widen(copies)
+    keys, values = cache.memories
+    if cache.length not in tables:
+        table = tables[cache.length] = IndirectionTable(keys.size(0), copies, keys.device)
+        table.table = torch.arange(keys.size(2), device=keys.device).expand(keys.size(0), copies, -1).contiguous()
+        table.length = table.used = cache.length
+        table.capacity = keys.size(2)
+    wide = IndirectionCache(tables[cache.length], stays=True)
+    wide.memories = keys, values
+    return wide
 
 
 def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, are_keys: bool) -> Tensor:

@@ -145,6 +145,11 @@ class KeyValueCache(Flagged, ABC):
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
         return check_returned(self, "reorder", self.reorder(rows_of_parents(parents)), KeyValueCache)
 
+    def widen(self, copies: int) -> KeyValueCache:
+        """Put ``copies`` rows, next to each other, in place of each row, for one step; see ``indirection.widened``."""
+        rows = torch.arange(self.view().keys.size(0), device=self.view().keys.device)
+        return check_returned(self, "reorder", self.reorder(rows.repeat_interleave(copies)), KeyValueCache)
+
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep the sentences ``keep``, ``(kept,)`` int64, each with ``beam_size`` rows."""
         return check_returned(self, "reorder", self.reorder(rows_of_sentences(keep, beam_size)), KeyValueCache)

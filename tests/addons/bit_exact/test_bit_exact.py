@@ -1,7 +1,5 @@
 """Bit-exact decoding: a sentence has the same tokens and scores, bit by bit, in every batch and order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Search among allowed outputs: the trie and its file, the scores of allowed tokens alone, and certificates."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -235,7 +233,7 @@ def certified(seed: int) -> list[bool]:
     return results
 
 
-@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(1000, 11_000), marks=pytest.mark.nightly)], ids=len)
+@pytest.mark.parametrize("seeds", [range(70), pytest.param(range(1000, 11_000), marks=pytest.mark.nightly)], ids=len)
 def test_a_certificate_is_never_wrong(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FEW, 2)
     results = list(itertools.chain.from_iterable(map(certified, seeds)))

@@ -1,7 +1,5 @@
 """What a user is told of allowed outputs, certificates and shortlists that cannot be used."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from functools import partial

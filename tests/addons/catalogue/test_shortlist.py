@@ -1,7 +1,5 @@
 """Shortlists: columns equal the whole vocabulary, and both equal a softmax over the allowed tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Vocabulary maps: the format of their files, and IBM model 1."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``seqgen-check search=NAME`` and the like: all built-in components pass; exit codes, wrong input."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +53,10 @@ def test_components_with_trained_models(tmp_path: Path, monkeypatch: pytest.Monk
         "@register_observer('of_ensembles')\n"
         "class OfEnsembles(Observer):\n"
         "    needs = frozenset({MEMBER_LPROBS})\n\n"
+        "    @classmethod\n"
+        "    def build(cls, cfg, resources):\n"
+        "        assert len(resources.models) == 2\n"
+        "        return cls()\n\n"
         "    def observe(self, record):\n"
         "        assert len(record.context.outputs.member_lprobs) == 2\n"
     )

@@ -1,7 +1,5 @@
 """``seqgen-check model=NAME`` and ``path=RUN``: the table, the exit code and wrong input."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Components with bugs that are usual in decoding components; the check finds each and names its cause."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from typing import Any
@@ -19,7 +17,6 @@ from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, HIDDEN_STATES, MEMBER_LOGITS, Component
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.rules import StoppingRule
 from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
 from seqgen.modules.kv_cache.growing import GrowingCache
@@ -154,23 +151,6 @@ class CountsInTheCall(Counting):
         return found
 
 
-@bug("a state does not follow the beams")
-class PythonStateByRow(LogitsProcessor):
-    def begin(self, batch: Any) -> Any:
-        processor = super().begin(batch)
-        processor.seen = [set() for _ in range(batch.num_sentences * batch.beam_size)]
-        return processor
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        for row in range(len(lprobs)):
-            lprobs[row, sorted(self.seen[row])] -= 2.0
-        return lprobs
-
-    def advance(self, active: Candidates) -> None:
-        for row, token in enumerate(active.tokens.flatten().tolist()):
-            self.seen[row].add(token)
-
-
 @bug("a fork shares a tensor that is changed in place")
 class CountsInPlace(Counting):
     """The counts are in no list of state, are handled by the class itself, and a fork shares them."""
@@ -248,18 +228,7 @@ class EndsSentences(Observer):
         record.now_done.fill_(True)
 
 
-@bug("can_merge is true")
-class CountsStepsOfTheBatch(StoppingRule):
-    can_merge = True
-    steps = 0
-
-    def __call__(self, tokens: Tensor, context: Any) -> Tensor:
-        self.steps += 1
-        return torch.full((len(tokens),), self.steps >= 4)
-
-
 BASES = {"search": Search, "processor": LogitsProcessor, "combination": Combination, "observer": Observer}
-BASES["stopping"] = StoppingRule
 EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
 
 

@@ -1,7 +1,5 @@
 """Criteria and tasks with bugs that are usual in new ones; the check finds each, and names the cause of many."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterable
@@ -13,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.dates import SIZES, DatesConfig, DatesTask, LetterTokenizer
+from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
 from seqgen.addons.checks.checking import Outcome, check, diagnose
 from seqgen.addons.checks.criteria import LENGTHS, Training, invariants_of
@@ -201,18 +199,6 @@ def examples_with_random_noise(old: Any) -> Any:
         found = old(self, position, epoch=epoch, seed=seed)
         order = torch.cat([torch.randperm(len(found.source) - 1), torch.tensor([len(found.source) - 1])])
         return found._replace(source=found.source[order])
-
-    return noisy
-
-
-@task_bug(PairDataset, "example", "examples depend on the order in which they are read")
-def augmentation_with_its_own_generator(old: Any) -> Any:
-    generator = torch.Generator().manual_seed(1)
-
-    def noisy(self: PairDataset, position: int, **at: int) -> Any:
-        found = old(self, position, **at)
-        rate = 0.1 if len(self) == SIZES["train"] else 0.0
-        return found._replace(source=found.source.where(torch.rand(found.source.shape, generator=generator) > rate, 5))
 
     return noisy
 

@@ -1,10 +1,11 @@
 """What a user is told of checks that cannot be made."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from unittest.mock import Mock
 
 from seqgen.addons.checks.kinds import ModelCheckConfig, model_subject, small_transformer
+from seqgen.addons.checks.subject import Ids
+from seqgen.data.dictionary import Dictionary
 from tests.refusals import refusals
 
 CACHE = Path(__file__).parents[3] / "examples" / "extending" / "cache.py"
@@ -35,6 +36,7 @@ test_sources = refusals(
 )
 
 test_models = refusals(
+    (lambda: Ids.of(Mock(encoder=Mock(inputs=("x",))), Dictionary(), 9), "Mock reads columns, for which the checks"),
     ("check +model=fconv_tiny", "did you mean 'model'?"),
     ("check model=fconv_tiny path=runs/a", "set either model=NAME"),
     ("check path=missing", "missing"),

@@ -70,7 +70,7 @@ test_runs = refusals(
     ("show", "nothing to show"),
     ("show no", "there is no such folder"),
     ("show {shown} json", "json: there is no such folder"),
-    ("show {shown} page=-", "page=-: a page is not written to standard output"),
+    ("show {shown} page=-", "page=- is not possible", "set page=FILE"),
     ("show {shown} page=x json=x", "page=x would overwrite the output x"),
     ("show {shown} sort=blue", "no run has such a score, column or key", "did you mean 'bleu'"),
     ("show {shown} languages=true sort=loss", "sort=loss has no effect on languages"),

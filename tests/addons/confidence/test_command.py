@@ -39,8 +39,8 @@ def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
     assert threshold in [record["confidence"] for record in records], "a line at the threshold is marked"
     table = [line for line in decode(place, "text", "format=tsv", mark).out.splitlines() if "\t" in line]
     header, *rows = [line.split("\t") for line in table]
-    assert header == ["source", "output", "score", "confidence", "review"]
-    assert [[row[1], *row[3:]] for row in rows] == [
+    named = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [[row["output"], row["confidence"], row["review"]] for row in named] == [
         [one["hypotheses"][0]["text"], f"{one['confidence']:.4f}", "review" if one["review"] else ""] for one in records
     ]
     job = decode(place, "text", f"output={tmp_path}/out.tsv", "job.part_lines=25", "format=tsv", mark)

@@ -1,7 +1,5 @@
 """Agreement-based ensembling written plainly: every step tries all combinations of all tokens of the members."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,37 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 
 END = b"\n"
 Scores = Callable[[tuple[int, ...]], list[float]]
 """A member's log-probabilities of the next token after a history."""
 Found = list[tuple[tuple[tuple[int, ...], ...], float]]
 """Joint token sequences and scores, best first."""
-
-
-class Pieces(WhitespaceTokenizer):
-    """A tokenizer whose tokens are given strings, some of which may be equal; ``"\\udcc3"`` is the byte ``0xc3``."""
-
-    def __init__(self, pieces: Sequence[str]):
-        super().__init__(Dictionary())
-        self.pieces = ["", "", "", "", *pieces]
-        for number, piece in enumerate(pieces):
-            self.dictionary.add_symbol(f"{number} {piece}")
-
-    def encode(self, text: str) -> list[int]:
-        fitting = [i for i, piece in enumerate(self.pieces) if piece and text.startswith(piece)]
-        if not fitting:
-            return []
-        longest = max(fitting, key=lambda i: len(self.pieces[i]))
-        return [longest, *self.encode(text[len(self.pieces[longest]) :])]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self.token_bytes()[i] or b"" for i in ids).decode()
-
-    def token_bytes(self) -> list[bytes | None]:
-        return [piece.encode(errors="surrogateescape") or None for piece in self.pieces]
 
 
 def texts_of(tokenizer: Tokenizer) -> list[bytes]:

@@ -1,7 +1,5 @@
 """Members with different target vocabularies: the search against plain searches; test_translator.py enumerates."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +16,10 @@ from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.combinations import LogProbabilityMean
 from tests.addons.cross_vocabulary import reference
-from tests.addons.cross_vocabulary.reference import Found, Pieces, texts_of
+from tests.addons.cross_vocabulary.reference import Found, texts_of
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, random_rule
+from tests.text_models import Pieces
 
 SOURCES = [[4, 5, 2], [6, 2], [7, 4, 4, 6, 2]]
 VOCABULARIES = [["a", "b", "ab"], ["a", "b"], ["a", "ba", "b", "bab"]]

@@ -1,7 +1,5 @@
 """A simulated GPU on which steps can be recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock

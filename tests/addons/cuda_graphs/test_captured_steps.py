@@ -3,8 +3,6 @@
 The windows are so small here that a decode outgrows several.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import nullcontext
@@ -252,7 +250,13 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert counts.launches["replay"] == max(len(one.tokens) for each in found for one in each) - 1
 
 
-@pytest.mark.parametrize(("name", "beam"), [("t5_tiny", 1), ("transformer_tiny", 4), ("fconv_uneven", 1)])
+@pytest.mark.parametrize(
+    ("name", "beam"),
+    [
+        ("fconv_uneven", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("t5_tiny", 1), ("transformer_tiny", 4))),
+    ],
+)
 def test_bfloat16(name: str, beam: int) -> None:
     """On the same device, up to rounding: the sums of attention have more positions, hidden ones."""
     random = torch.Generator().manual_seed(5)
@@ -267,20 +271,19 @@ def test_bfloat16(name: str, beam: int) -> None:
         assert counts.launches["replay"] > 4
 
 
-@pytest.mark.parametrize("wrong", [0.0, 1e-2])
-def test_a_wrong_first_replay_is_found(wrong: float, reasons: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_first_replay_is_found(reasons: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     replay = CapturedStep.replay
 
     def replay_wrongly(step: CapturedStep, *arguments: Any) -> Any:
         out = replay(step, *arguments)
-        return replace(out, logits=out.logits * (1 + wrong))
+        return replace(out, logits=out.logits * 1.01)
 
     monkeypatch.setattr(CapturedStep, "replay", replay_wrongly)
     for _ in range(2):  # the second decode finds the recording
         found, counts = replayed("t5_tiny", {})
         assert_equal(found, decode("t5_tiny", "cpu", {}), 1e-9)
-        assert (counts.launches["replay"] > 1) == (not wrong)
-    assert reasons == ({"the first replayed step differs from the same step without a recording"} if wrong else set())
+        assert counts.launches["replay"] <= 1
+    assert reasons == {"the first replayed step differs from the same step without a recording"}
 
 
 @pytest.mark.slow

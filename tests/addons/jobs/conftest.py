@@ -1,7 +1,5 @@
 """Jobs without models, and the input of commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoders and workers for tests of jobs, without models: an output is its line in capital letters."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A very small trained run and its lines of text, for jobs of the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

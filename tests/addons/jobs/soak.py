@@ -3,8 +3,6 @@
 ``make soak``, or ``python -m tests.addons.jobs.soak [kills=100] [lines=200000] [seed=0] [engine=local]``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

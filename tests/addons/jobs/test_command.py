@@ -1,7 +1,5 @@
 """``seqgen-generate`` with a job: as a user types it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

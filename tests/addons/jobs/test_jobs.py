@@ -1,7 +1,5 @@
 """Jobs without models: parts, continuing, refusals, faults of lines, workers and disks."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

@@ -1,7 +1,5 @@
 """``engine=ray`` on a test cluster of several nodes on this machine: the same output whatever dies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path

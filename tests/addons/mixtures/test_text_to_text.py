@@ -1,7 +1,5 @@
 """The text-to-text task: sources of every kind, their templates, and what bad input gets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,13 +1,11 @@
 """``seqgen-generate`` with lines of several sentences."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.commands import command, refused
+from tests.commands import command, done, refused
 
 TEXT = "The dog sees a man.  The tree has a ball.\n\nThe man has a dog\n  The dog! A man? \n"
 SPLIT = ("generation.max_len_b=12", "generation.input_split=sentences", "generation.input_split_lang=en")
@@ -30,5 +28,4 @@ def test_lines_that_are_inserted_into_a_template_are_not_split(runs: Path, monke
     pytest.importorskip("sentencex")
     monkeypatch.setattr("seqgen.tasks.translation.TranslationTask.reads_plain_lines", False)
     refused(command("generate", f"path={runs}/fconv", *SPLIT), "this task inserts lines into a template; give complete")
-    finished = command("generate", f"path={runs}/fconv", "input=-", *SPLIT, stdin=TEXT.encode())
-    assert finished.code == 0, "the lines are finished"
+    done("generate", f"path={runs}/fconv", "input=-", *SPLIT, stdin=TEXT.encode())

@@ -1,7 +1,6 @@
 """Lines that are split into sentences, decoded, and joined as they were."""
 
-from __future__ import annotations
-
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -15,8 +14,11 @@ from seqgen.addons.paragraphs.stage import LANGUAGES, WINDOW, ParagraphStage, Sp
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.text.input_line import InputEncoder, InputLine
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
+from tests.language_models import language_model
+from tests.refusals import Row, refusals
 from tests.text_models import task_of, text_model
 
 SPLIT: dict[str, Any] = {"input_split": "sentences", "input_split_lang": "en"}
@@ -205,7 +207,7 @@ def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> Non
 
 def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(lines: list[InputLine], on_line: object) -> Iterator[Translation]:
-        yield from list(map(echo, lines))[:4]
+        yield from [echo(decoding.input_encoder.encode(line)) for line in lines][:4]
         raise MemoryError
 
     decoding = translator.prepare(**SPLIT)
@@ -225,3 +227,33 @@ def test_the_key_goes_before_the_line_and_the_line_before_the_task() -> None:
     codes = ("", "fra_Latn", "en_XX", "PT-br", "zho_Hans")
     assert list(map(stage.language, codes)) == ["de", "fr", "en", "pt", "zh"]
     assert reader(input_split_lang="deu_Latn").language("fr") == "de"
+
+
+# --- what a user is told of lines that cannot be split into sentences.
+
+
+def split(values: dict[str, Any], *words: str) -> Row:
+    return lambda: Translator(text_model()).translate([TEXT], **{**SPLIT, **values}), *words
+
+
+def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    Translator(text_model()).translate([TEXT], **SPLIT)
+
+
+GENERATE = "generate path={runs}/fconv input=- generation.input_split=sentences "
+
+test_keys = refusals(
+    split({"input_split": ""}, "has no effect without generation.input_split; set both or neither"),
+    split({"input_split_lang": ""}, "needs the language of the source; set generation.input_split_lang, one of am, "),
+    split({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; set generation.input_split_lang, one of"),
+    split({"nbest": 2}, "gives one output of the whole line"),
+    split({"constraints": "ordered"}, "generation.constraints"),
+    split({"certificate": True}, "generation.certificate"),
+    (without_the_package, "generation.input_split=sentences needs a package: pip install sentencex"),
+    (lambda: Translator(text_model()).prepare(Details(), TextStreamer(), **SPLIT), "cannot be streamed"),
+    (lambda: Translator(language_model()).translate([TEXT], **SPLIT), "continues the line"),
+    (GENERATE + "format=fairseq", "format=fairseq cannot be used with generation.input_split=sentences"),
+    (GENERATE + "stream=true", "stream cannot be used with generation.input_split=sentences"),
+    (GENERATE + "generation.beam=5 generation.nbest=2", "generation.input_split=sentences gives one output"),
+)

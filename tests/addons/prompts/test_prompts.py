@@ -1,9 +1,9 @@
 """The prompts of language models: templates, examples, and chat templates, whose ids are those of transformers."""
 
-from __future__ import annotations
-
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import jinja2
@@ -18,8 +18,8 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pr
 from seqgen.task import ModelInMemory
 from seqgen.text.input_line import InputLine
 from seqgen.text.translator import Translator
+from tests.addons.huggingface.test_llama import TEXTS, TOKENIZERS, llama_folder
 from tests.language_models import language_model
-from tests.models.huggingface.test_llama import TEXTS, TOKENIZERS, llama_folder
 from tests.refusals import Row, refusals
 from tests.text_models import text_model
 
@@ -38,6 +38,16 @@ _SMOLLM = """{% set ns = namespace(n=0) %}{%- for message in messages -%}\n{% ge
     {{ messages | tojson(indent=1) }}{{ eos_token }}{% if tools is none and documents is none %}<s></s>{% endif %}"""
 # by where they are
 TEMPLATES = {"file": _LLAMA + _END, "config": _QWEN + _TURN + "\n{%- endfor %}\n" + _END, "named": _SMOLLM + _END}
+
+
+@pytest.fixture(autouse=True)
+def _sandboxes_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    started: list[Popen] = []
+    begin = "seqgen.addons.prompts.stage.Popen"
+    monkeypatch.setattr(begin, lambda *args, **keys: started.append(Popen(*args, **keys)) or started[-1])
+    yield
+    for sandbox in started:
+        sandbox.communicate()
 
 
 def stage_of(folder: Path, **keys: Any) -> PromptStage:
@@ -111,12 +121,12 @@ def settings(words: str, **keys: Any) -> Row:
     return lambda: Translator([language_model()] * 2).translate(["w1"], **keys), words
 
 
-def template(content: Any, *words: str) -> Row:
+def template(content: Any, *words: str, system: str = "") -> Row:
     def read(tmp_path: Path) -> None:
         original = TOKENIZERS["llama 3"]()
         original.chat_template = content
         original.save_pretrained(tmp_path, save_jinja_files=False)
-        ids_of(stage_of(tmp_path, chat=True), "a dog")
+        ids_of(stage_of(tmp_path, chat=True, system_message=system), "a dog")
 
     return read, "line 1: the chat template of", *words
 
@@ -141,7 +151,8 @@ test_refusals = refusals(
     settings("needs a model with a chat template", chat=True),
     *(examples(text, number) for text, number in (("a\tb\na b\n", 2), ("", 1), ("a\t\n", 1))),
     template(None, "there is none"),
-    template({"other": "x"}, "KeyError: 'default'"),
+    template({"other": "x"}, "none of other is named default"),
+    template("{{ messages[-1].content }}", "it leaves the system message out; remove generation.", system="Be brief"),
     template("{% for", "TemplateSyntaxError: unexpected 'end of template'"),
     template("{{ raise_exception('a\nb') }}", "TemplateError: a b"),
     template("{{ messages.__class__.__mro__ }}", "SecurityError: access to attribute '__class__'"),

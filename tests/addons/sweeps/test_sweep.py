@@ -1,7 +1,5 @@
 """Sweeps: the values that runs get, what is trained again, and what a sweeper optimizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,7 +14,7 @@ from seqgen.addons.sweeps import sweep as module
 from seqgen.addons.sweeps.sweep import Job, split, sweep
 from seqgen.cli.help import EXAMPLES
 from tests.cli.conftest import data  # noqa: F401  # a fixture
-from tests.commands import SMALL_FCONV, Outcome, command, training_arguments
+from tests.commands import SMALL_FCONV, Outcome, command, done, training_arguments
 from tests.refusals import refusals
 
 NASTY = "dä=1,2 it's"
@@ -85,8 +83,7 @@ def test_a_sweep_trains_the_product_and_continues(base: list[str]) -> None:
     before = logs()
     assert before.keys() == {"common.seed=2,model.dropout=0.1"}
     blocked.unlink()
-    outcome = command("train", *given)
-    assert outcome.code == 0, outcome.err
+    outcome = done("train", *given)
     assert folders() == ["common.seed=1,model.dropout=0.1", "common.seed=2,model.dropout=0.1"]
     assert before.items() < logs().items()
     assert outcome.out == command("show", "s x=1,ü", "sort=loss").out
@@ -108,9 +105,7 @@ class TestOptuna:
 
     def optuna(self, base: list[str], trials: int, *further: str) -> Outcome:
         given = ["model.dropout=interval(0.1,0.9)", "hydra/sweeper=optuna", f"hydra.sweeper.n_trials={trials}"]
-        outcome = command("train", "-m", *base, *given, "hydra.sweeper.n_jobs=1", *further)
-        assert outcome.code == 0, outcome.err
-        return outcome
+        return done("train", "-m", *base, *given, "hydra.sweeper.n_jobs=1", *further)
 
     @pytest.mark.parametrize(("metric", "best", "better"), [("loss", min, "lower"), ("accuracy", max, "higher")])
     def test_direction(self, base: list[str], metric: str, best: Callable[[list[float]], float], better: str) -> None:
@@ -201,8 +196,7 @@ def test_a_killed_sweep_leaves_no_process_and_continues(base: list[str]) -> None
             assert process.poll() is None
         process.kill()
     time.sleep(2)
-    continued = command(*given, "optimization.max_update=1")
-    assert continued.code == 0, continued.err
+    continued = done(*given, "optimization.max_update=1")
     assert continued.err.count("resuming from") == 2
     assert folders() == ["common.seed=1", "common.seed=2"]
 

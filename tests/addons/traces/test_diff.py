@@ -1,7 +1,5 @@
 """``seqgen-diff``: the first difference between two decodes, and its cause."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a trace, in a headless Chromium; skipped where there is none."""
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a user is told of traces: keys, decodes without steps, and files that are damaged."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """``seqgen-tune``: its best setting is that of exhaustive decoding."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

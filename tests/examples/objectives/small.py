@@ -1,7 +1,5 @@
 """A small model in float64 and a batch for the tests of criteria, and plain computations that they have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,12 +1,10 @@
 """Small teachers, trained for two updates on random text with the vocabulary of the tests of criteria."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, training_arguments
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, done, training_arguments
 from tests.scripted_model import dictionary
 
 T5 = [f"model.{key}" for key in ("d_model=16", "d_kv=8", "d_ff=32", "num_layers=1", "num_heads=2")]
@@ -25,6 +23,5 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     keys = ["task.test=", "task.tokenizer=whitespace", f"task.srcdict={folder}/dict.txt", "optimization.lr=[0.05]"]
     keys += ["optimization.max_update=2", "lr_scheduler.warmup_updates=1", "common.device=cpu"]
     for name, model in MODELS.items():
-        outcome = command("train", *training_arguments(folder, folder / name), *keys, *model)
-        assert outcome.code == 0, outcome.err
+        done("train", *training_arguments(folder, folder / name), *keys, *model)
     return {name: str(folder / name) for name in MODELS}

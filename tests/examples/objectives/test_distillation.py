@@ -1,7 +1,5 @@
 """Word-level and sequence-level distillation against their formulas, token by token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Objectives over whole outputs: loss and gradient are the formulas, also by enumeration of all outputs."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from typing import Any

@@ -1,7 +1,5 @@
 """R-Drop, unlikelihood and scheduled sampling against their formulas, token by token."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

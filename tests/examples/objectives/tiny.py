@@ -1,7 +1,5 @@
 """What tests of objectives share: pairs over seven tokens, all outputs, and plain log-probabilities and utilities."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

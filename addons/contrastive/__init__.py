@@ -1,0 +1,1 @@
+"""Contrastive search; docs/decoding.md."""

@@ -1,1 +1,0 @@
-"""T5Gemma and T5Gemma 2: the models and their layout of Hugging Face; docs/models.md."""

@@ -1,1 +1,0 @@
-"""Folders of Hugging Face: architectures, weights and generation settings, read and written."""

@@ -1,1 +1,0 @@
-"""Speculative decoding: drafters, and the verification of drafted tokens."""
