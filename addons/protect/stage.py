@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import seqgen.extend as api
 from seqgen.addons.protect.form import STAND_INS, TYPOGRAPHIC, Form, stand_ins
@@ -28,10 +27,6 @@ class ReviewStage(api.LineStage):
     def joined(self, whole: api.Translation, parts: Sequence[api.Translation]) -> api.Translation:
         """Mark a line of which a sentence is marked; see ``LineStage``."""
         return whole.with_extra("review", any(part.extras["review"] for part in parts))
-
-    def record(self, translation: api.Translation) -> Mapping[str, Any]:
-        """Write the mark in JSON; see ``LineStage``."""
-        return {"review": True} if translation.extras.get("review") else {}
 
     @classmethod
     def columns(cls, translation: api.Translation) -> Mapping[str, str]:
