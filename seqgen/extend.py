@@ -1,12 +1,11 @@
 """The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
 The groups are those of docs/reference.md, which has the arguments of each name. Keys and settings are in
-``seqgen.config``. Users of models import from ``seqgen``, those who examine models from ``seqgen.addons.inspection``
-and decodes from ``seqgen.addons.traces``, those who derive a task from ``DenoisingTask`` from
-``seqgen.addons.mixtures``, those who write a ``Feature`` of translations from ``seqgen.addons.confidence``, those who
-know fairseq's generator from ``seqgen.addons.fairseq``, those who write Hugging Face's folders from
-``seqgen.addons.huggingface``, and drafters from ``seqgen.addons.speculative``; every other module is private and may
-move. A name is loaded when it is used.
+``seqgen.config``. Users of models import from ``seqgen``. Some add-ons have names for others, too: ``confidence``
+(a ``Feature`` of translations), ``cross_vocabulary`` (rules of ensembles), ``fairseq`` (its generator),
+``huggingface`` (to write its folders), ``inspection`` (of models), ``mixtures`` (denoising), ``partial_texts`` (of
+outputs), ``programs``, ``rewriting``, ``speculative`` (drafters) and ``traces`` (of decodes), all in
+``seqgen.addons``; every other module is private and may move. A name is loaded when it is used.
 """
 
 from typing import TYPE_CHECKING
@@ -59,15 +58,14 @@ if TYPE_CHECKING:
     from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, mixing_rates
     from seqgen.data.columns import Column
     from seqgen.data.dictionary import Dictionary, Vocabularies, check_joined, embedding_sizes
-    from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption, replace_spans, span_counts, span_mask
     from seqgen.data.pair_dataset import Dataset, Example, PairDataset, Side, collate, pad_rows
     from seqgen.data.parquet import read_column
     from seqgen.data.records import (JsonFormat, PlainFormat, RecordFormat, Records, Template,
         TsvFormat, is_json, read_fields, read_header)
     from seqgen.data.text import (ParallelFiles, decode_line, digest, find_files, find_parallel, is_pipe, read_chunks,
         read_lines, stream_lines)
-    from seqgen.data.text_datasets import NoisyTextDataset
-    from seqgen.data.token_store import available_cores
+    from seqgen.data.text_dataset import TextDataset
+    from seqgen.data.token_store import TokenStore, available_cores
     from seqgen.data.tokenizers.base import (SENTINEL, IdTokenizer, Tokenizer, WhitespaceTokenizer, load_tokenizer,
         read_ids, register_tokenizer, save_tokenizer, write_settings)
     from seqgen.data.tokenizers.byte_pairs import GemmaTokenizer, PromptTokenizer
@@ -80,7 +78,7 @@ if TYPE_CHECKING:
     from seqgen.decoding.continuous_batching import generate_continuously
     from seqgen.decoding.options import build_setup
     from seqgen.decoding.members import PlannedMember
-    from seqgen.decoding.own_member import OwnMember
+    from seqgen.decoding.own_member import OwnMember, widened_state
     from seqgen.decoding.rewinding import rewind
     from seqgen.decoding.processors.critic import Critic
     from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
@@ -113,8 +111,8 @@ if TYPE_CHECKING:
     from seqgen.modules.transformer_layer import ACTIVATIONS, AttentionLayer, GatedFeedForward
     from seqgen.registry import (DECODING_COMPONENTS, GROUPS, MODELS, register_combination, register_criterion,
         register_feature, register_logits_processor, register_lr_scheduler, register_member_source, register_model,
-        register_observer, register_optimizer, register_reranker, register_search, register_stopping_rule,
-        register_task, register_training_observer, register_utility)
+        register_observer, register_optimizer, register_reranker, register_rewriter, register_search,
+        register_stopping_rule, register_task, register_training_observer, register_utility)
     from seqgen.system.devices import out_of_memory
     from seqgen.system.downloads import watch_download
     from seqgen.system.error_messages import library_errors, printable, reading_errors
@@ -132,14 +130,14 @@ if TYPE_CHECKING:
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
     from seqgen.text.input_line import InputLine, MemberSource, split_alternatives, with_prefixes
     from seqgen.text.languages import LanguageReader, encode_source, encode_target
-    from seqgen.text.line_stages import LineOrder, LineStage, Split, register_line_stage
+    from seqgen.text.line_stages import LineOrder, LineStage, Score, Split, register_line_stage
     from seqgen.text.members import TextModel
     from seqgen.text.output_formats import FORMATS, Writer, register_output_format
-    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, compare_texts,
-        count_ngrams, expected_utilities, utility_from_config)
-    from seqgen.text.results import Computed, Details, TextHypothesis, Translation
+    from seqgen.text.reranking import (Bleu, Chrf, Matrix, NgramUtility, Reranker, Utility, UtilityLine,
+        compare_texts, count_ngrams, expected_utilities, utility_from_config)
+    from seqgen.text.results import Computed, DecodedLine, Details, TextHypothesis, Translation
     from seqgen.text.text_decoding import TextDecoding
-    from seqgen.text.word_streaming import WordStreamer
+    from seqgen.text.word_streaming import WordStreamer, continuation
     from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, TrainingContext, target_logits
     from seqgen.training.cross_entropy import cross_entropy
     from seqgen.training.lr_schedulers import InverseSqrtSchedule, LRScheduler
@@ -179,14 +177,15 @@ __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "Ense
 __all__ += ["FinishedHypotheses", "FirstFinished", "Member", "MemberOutput", "Ranking", "ScoredTarget", "Scores"]
 __all__ += ["Scoring", "SequenceGenerator", "SequenceScorer", "Session", "Streamer", "build_setup", "check_features"]
 __all__ += ["generate_continuously", "has_features", "has_steps", "normalized", "rewind", "rows_of_parents"]
-__all__ += ["rows_of_sentences", "run_decoder"]
+__all__ += ["rows_of_sentences", "run_decoder", "widened_state"]
 # From lines to lines
-__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "Details", "InputLine", "LanguageReader", "LineOrder", "LineStage"]
-__all__ += ["Matrix", "ModelInMemory", "NgramUtility", "Reranker", "Split", "TextDecoding", "TextHypothesis"]
-__all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "Writer", "compare_texts"]
-__all__ += ["corpus_metric", "corpus_scores", "count_ngrams", "encode_source", "encode_target", "expected_utilities"]
-__all__ += ["register_feature", "register_line_stage", "register_metric", "register_output_format"]
-__all__ += ["register_reranker", "register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
+__all__ += ["FORMATS", "Bleu", "Chrf", "Computed", "DecodedLine", "Details", "InputLine", "LanguageReader"]
+__all__ += ["LineOrder", "LineStage", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "Score", "Split"]
+__all__ += ["TextDecoding", "TextHypothesis", "TextModel", "TextScore", "Texts", "Translation", "Utility"]
+__all__ += ["UtilityLine", "WordStreamer", "Writer", "compare_texts", "continuation", "corpus_metric", "corpus_scores"]
+__all__ += ["count_ngrams", "encode_source", "encode_target", "expected_utilities", "register_feature"]
+__all__ += ["register_line_stage", "register_metric", "register_output_format", "register_reranker"]
+__all__ += ["register_rewriter", "register_utility", "split_alternatives", "utility_from_config", "with_prefixes"]
 # Models
 __all__ += ["ACTIVATIONS", "MODELS", "Attended", "AttentionLayer", "CachedWeight", "Decoder", "DecoderOut", "Dropout"]
 __all__ += ["Encoder", "EncoderDecoderModel", "EncoderOut", "FConvConfig", "GatedFeedForward", "GrowingCache"]
@@ -201,16 +200,16 @@ __all__ += ["soft_capped"]
 # Tasks, data and tokenizers
 __all__ += ["AddedTokens", "Batch", "Column", "Dataset", "Dictionary", "Example", "GemmaTokenizer", "IdTokenizer"]
 __all__ += ["JoinedDataset", "JsonFormat", "LanguageTokenizer", "Languages", "MixtureDataset"]
-__all__ += ["MultilingualTranslationConfig", "MultilingualTranslationTask", "NoiseTokens", "NoisyTextDataset"]
-__all__ += ["Objective", "PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "PlainFormat"]
-__all__ += ["SENTINEL", "PromptTask", "PromptTokenizer", "RawTextConfig", "RawTextTask", "RecordFormat", "Records"]
-__all__ += ["SPLITS", "SentencePieceTokenizer", "Side", "SpanCorruption", "TargetLanguage", "Task", "Template"]
-__all__ += ["Tokenizer", "TranslationConfig", "TranslationTask", "TsvFormat", "WhitespaceTokenizer", "cache_folder"]
-__all__ += ["check_split", "collate", "decode_line", "find_files", "find_parallel", "inputs_of", "is_json", "is_pipe"]
+__all__ += ["MultilingualTranslationConfig", "MultilingualTranslationTask", "PairDataset", "ParallelFiles"]
+__all__ += ["SENTINEL", "ParallelTextConfig", "ParallelTextTask", "PlainFormat", "PromptTask", "PromptTokenizer"]
+__all__ += ["SPLITS", "RawTextConfig", "RawTextTask", "RecordFormat", "Records", "SentencePieceTokenizer", "Side"]
+__all__ += ["TargetLanguage", "Task", "Template", "TextDataset", "TokenStore", "Tokenizer", "TranslationConfig"]
+__all__ += ["TranslationTask", "TsvFormat", "WhitespaceTokenizer", "cache_folder", "check_split", "collate"]
+__all__ += ["decode_line", "find_files", "find_parallel", "inputs_of", "is_json", "is_pipe"]
 __all__ += ["load_pretrained_tokenizer", "load_tokenizer", "missing_split", "mixing_rates", "number_names", "pad_rows"]
 __all__ += ["read_chunks", "read_column", "read_fields", "read_header", "read_ids", "read_lines", "read_model"]
-__all__ += ["register_task", "register_tokenizer", "replace_spans", "save_pretrained_tokenizer", "save_tokenizer"]
-__all__ += ["span_counts", "span_mask", "split_files", "split_numbers", "stream_lines", "write_settings"]
+__all__ += ["register_task", "register_tokenizer", "save_pretrained_tokenizer", "save_tokenizer", "split_files"]
+__all__ += ["split_numbers", "stream_lines", "write_settings"]
 # Training
 __all__ += ["SGD", "Criterion", "CriterionOut", "InverseSqrtSchedule", "LRScheduler", "Rescored", "SequenceConfig"]
 __all__ += ["SequenceCriterion", "TargetPositions", "TrainingContext", "TrainingObserver", "TrainingRun"]

@@ -1,11 +1,11 @@
 """Scores of decoded text against references: BLEU and chrF by sacreBLEU, and exact match.
 
-Metrics of a whole text are registered by name: those of sacreBLEU, ROUGE and COMET.
+Metrics of a whole text are registered by name: those of sacreBLEU and ROUGE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,7 +58,6 @@ class Texts:
         sources: the inputs, for metrics that read them; empty if not given.
         lowercase: whether the metrics of sacreBLEU ignore case.
         tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default.
-        model: the model of COMET, a name of the Hugging Face Hub or a checkpoint file.
         more_references: further texts of references, each with one line for each sentence.
     """
 
@@ -67,7 +66,6 @@ class Texts:
     sources: Sequence[str] = ()
     lowercase: bool = False
     tokenize: str | None = None
-    model: str = "Unbabel/wmt22-comet-da"
     more_references: Sequence[Sequence[str]] = ()
 
     @property
@@ -80,7 +78,7 @@ class Texts:
         return list(zip(*self.every_reference, strict=True))
 
 
-SETTINGS = ("lowercase", "tokenize", "model")
+SETTINGS = ("lowercase", "tokenize")
 """The fields of ``Texts`` that are settings."""
 
 
@@ -223,26 +221,3 @@ def _rouge(texts: Texts, variant: str) -> TextScore:
 for _name in ("rouge1", "rouge2", "rougeL"):
     _help = f"ROUGE-{_name[5:]} (Lin 2004), by Google's rouge-score"
     register_metric(_name, _help, settings=())(partial(_rouge, variant=_name))
-
-
-@register_metric(
-    "comet", "COMET (Rei et al. 2020) where unbabel-comet is installed", needs_sources=True, settings=["model"]
-)
-def comet(texts: Texts) -> TextScore:
-    """See ``CORPUS_METRICS``; the mean of the sentences and of their references, times 100."""
-    try:
-        from comet import download_model, load_from_checkpoint
-    except ImportError:
-        raise ConfigError("metric comet needs a package: pip install unbabel-comet") from None
-    try:
-        model = load_from_checkpoint(texts.model if texts.model.endswith(".ckpt") else download_model(texts.model))
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"metric comet: the model {texts.model} cannot be read: {error}") from None
-    each = []
-    for references in texts.every_reference:
-        rows = zip(texts.sources, texts.hypotheses, references, strict=True)
-        data: list[Mapping[str, str]] = [{"src": source, "mt": output, "ref": ref} for source, output, ref in rows]
-        scores = model.predict(data, batch_size=16, gpus=0, progress_bar=False).scores
-        each.append([100 * float(value) for value in scores])
-    means = [sum(values) / len(values) for values in zip(*each, strict=True)]
-    return _mean(means, f"comet|model:{texts.model}")

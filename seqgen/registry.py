@@ -246,6 +246,7 @@ STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility", "seqgen.text.reranking")
 RERANKERS = Registry("reranker", "reranker")
+REWRITERS = Registry("rewriter", "rewriter")
 MEMBER_SOURCES = Registry("member source", "source")
 FEATURES = Registry("feature", "feature", "seqgen.addons.confidence.features")
 TRAINING_OBSERVERS = Registry("training observer", "training_observer")
@@ -259,6 +260,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "combination": (COMBINATIONS, "combination"),
     "utility": (UTILITIES, "mbr"),
     "reranker": (RERANKERS, "rerank"),
+    "rewriter": (REWRITERS, "rewriters"),
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
@@ -300,11 +302,13 @@ register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
 register_reranker = RERANKERS.register
+register_rewriter = REWRITERS.register
 register_member_source = MEMBER_SOURCES.register
 register_feature = FEATURES.register
 register_training_observer = TRAINING_OBSERVERS.register
 
-# further strategies; models/ and tasks/ declare their components themselves
+# further strategies and combinations; models/ and tasks/ declare their components themselves
+COMBINATIONS.declare("agreement", "seqgen.addons.cross_vocabulary.rule")
 SEARCHES.declare("constrained", "seqgen.decoding.search.constrained")
 SEARCHES.declare("sampling", "seqgen.decoding.search.sampling")
 SEARCHES.declare("beam_sampling", "seqgen.decoding.search.sampling")

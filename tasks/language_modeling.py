@@ -9,7 +9,7 @@ from pathlib import Path
 from seqgen.config import like, option
 from seqgen.core.errors import ConfigError
 from seqgen.data.text import read_lines
-from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
+from seqgen.data.text_dataset import BREAK_MODES, BlockDataset
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.registry import register_task
 from seqgen.task import PromptTask

@@ -1,4 +1,4 @@
-"""Runs commands in the process of the test; a small corpus for them."""
+"""Runs commands in the process of the test; a small corpus, and runs that are trained on it, for them."""
 
 import contextlib
 import gzip
@@ -11,6 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from seqgen.cli.start import command_module
 from seqgen.registry import MissingAddonError
@@ -112,3 +114,19 @@ def training_arguments(data: Path, run: Path) -> list[str]:
     keys = [f"run_dir={run}", "task=translation", "task.source_lang=en", "task.target_lang=de"]
     keys += [f"task.{name}={data}/{file}" for name, file in (("train", "train"), ("valid", "val"), ("test", "test"))]
     return [*keys, "task.vocab_size=44", "task.workers=1", "dataset.max_tokens=1000", "common.threads=1"]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, ``fconv`` and ``transformer``, over one vocabulary."""
+    folder = tmp_path_factory.mktemp("runs")
+    further = ("optimization.max_update=30", "optimization.lr=[5e-3]", "checkpoint.keep_last_epochs=3")
+    further += ("generation.max_len_b=12",)  # so little trained, they would often write 200 tokens
+    for name, model in (("fconv", SMALL_FCONV), ("transformer", SMALL_TRANSFORMER)):
+        done("train", *training_arguments(data, folder / name), *model, *further)
+    return folder

@@ -19,7 +19,9 @@ from seqgen.config.added_options import _decorate_again
 from seqgen.config.generation import KEYS_OF_ADDONS, Options
 from seqgen.config.values import DEFAULTS
 from seqgen.registry import MissingAddonError
-from tests.browser import browser  # noqa: F401  # a fixture of all tests
+from tests.browser import browser  # noqa: F401  # fixtures of all tests
+from tests.commands import data, runs  # noqa: F401
+from tests.training_runs import lab  # noqa: F401
 
 # The tensors of the tests are so small that a second thread makes them slower, above all on a busy machine.
 torch.set_num_threads(1)

@@ -1,7 +1,9 @@
-"""Covering combinations: every value of every dimension occurs, at a fraction of the cost of the product."""
+"""Few cases of many: covering combinations, in which every value occurs, and cases that the slow tests alone have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import pytest
 
 
 def covering(*dimensions: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
@@ -16,3 +18,9 @@ def covering(*dimensions: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]
         for turn in range(times)
         for row in rows
     ]
+
+
+def mostly_slow(cases: Iterable[Any], *fast: Any) -> list[Any]:
+    """The cases, marked as slow unless a case, or the first value of a tuple, is among the ``fast`` ones."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=() if row[0] in fast else pytest.mark.slow) for row in rows]

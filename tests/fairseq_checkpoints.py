@@ -10,12 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.dictionary import Dictionary
-from seqgen.models.fconv import FConvConfig
-from seqgen.models.transformer import TransformerConfig
-from seqgen.models.transformer_lm import TransformerLMConfig
-from seqgen.registry import MODELS
+from seqgen.extend import MODELS, Dictionary, EncoderDecoderModel, FConvConfig, TransformerConfig, TransformerLMConfig
 from tests.huggingface_bart import tiny_model
 
 WORDS = 20

@@ -5,15 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.config import FastConfig, GenerationConfig
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.search import Search
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import LogProbabilityMean
-from seqgen.decoding.options import build_setup
+from seqgen.extend import BeamSearch, Dictionary, ProbabilityMean, Resources, Search, SequenceGenerator, build_setup
 from tests.scripted_model import Rule, ScriptedModel, dictionary
 
 FAST = ("use_cache", "beam_indirection", "skip_log_softmax", "lazy_compaction", "cuda_graphs")

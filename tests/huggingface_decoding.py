@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
-from seqgen.core.component import Phrases
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.options import build_setup
+from seqgen.extend import Dictionary, GenerationConfig, LogitsProcessor, Phrases, SequenceGenerator, build_setup
 from tests.huggingface_t5 import tiny_model
 from tests.scripted_model import batch_of
 

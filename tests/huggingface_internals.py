@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.options import build_setup
+from seqgen.extend import Dictionary, GenerationConfig, SequenceGenerator, build_setup, load_model
 from tests.huggingface_bart import KINDS
 from tests.huggingface_families import reread, tiny_model, write_folder
 from tests.huggingface_t5 import VARIANTS

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.task import ModelInMemory
+from seqgen.extend import ModelInMemory, Tokenizer, WhitespaceTokenizer
 from tests.model_zoo import _NARROW_DECODER, _NARROW_LLAMA
 from tests.scripted_model import dictionary
 from tests.text_models import task_for, text_model

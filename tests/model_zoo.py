@@ -15,8 +15,7 @@ import torch
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.registry import MODELS
+from seqgen.extend import MODELS, EncoderDecoderModel
 from tests.scripted_model import dictionary
 
 PAD, EOS, VOCAB = 1, 2, 23

@@ -11,10 +11,8 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 
 from seqgen.addons.huggingface.checkpoint import save_pretrained
-from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.extend import GenerationConfig, T5Config, T5Model, load_pretrained_tokenizer
 from seqgen.models.llama import LlamaConfig, LlamaModel
-from seqgen.models.t5 import T5Config, T5Model
 from tests.tokenizer_texts import TEXT
 
 PIECES = 44

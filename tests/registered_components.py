@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from seqgen.core.processors import LogitsProcessor
-from seqgen.decoding.building import Resources
 from seqgen.decoding.processors import length, tokens, warpers
+from seqgen.extend import LogitsProcessor, Resources
 from seqgen.registry import import_declared, register_logits_processor
 
 ALLOWED = ["w1 w2", "w1 w3 w4", "w5", "w2 w2 w2"]

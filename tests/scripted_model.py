@@ -6,12 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.encoder import Encoder
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Source
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.pair_dataset import pad_rows
+from seqgen.extend import Dictionary, Encoder, EncoderDecoderModel, IncrementalDecoder, pad_rows
 
 Rule = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
 """A function from source ids and generated tokens to the logits ``(V,)`` of the next token."""

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.core.component import BatchInfo
-from seqgen.core.context import StepContext
+from seqgen.extend import BatchInfo, StepContext
 
 
 def batch_info(sentences: int, beam: int, end_tokens: Sequence[int] = (2,), **known: Any) -> BatchInfo:

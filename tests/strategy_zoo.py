@@ -7,10 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.core.component import Phrases
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.search import Search
-from seqgen.core.structures import Batch, Hypothesis
+from seqgen.extend import Batch, EncoderDecoderModel, Hypothesis, Phrases, Search
 from seqgen.registry import SEARCHES
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary

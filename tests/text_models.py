@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.registry import MODELS
-from seqgen.task import ModelInMemory, PromptTask
+from seqgen.extend import MODELS, DecodingConfig, DecodingTask, Dictionary, ModelInMemory, PromptTask
 from tests.model_zoo import LANGUAGE_MODELS, small_config
 from tests.scripted_model import dictionary
 

@@ -17,12 +17,9 @@ import torch
 from seqgen.addons.huggingface.architecture import JSONConfig
 from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.addons.marian.loader import _layout, _model_config
-from seqgen.checkpoints.layouts import weights_of
-from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece
+from seqgen.extend import DecodingConfig, DecodingTask, Dictionary, load_pretrained_tokenizer, weights_of
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests.fairseq_checkpoints import TRANSFORMER, in_args, options_of, write
 from tests.marian_models import OPTIONS

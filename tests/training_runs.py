@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.checkpoints.run_checkpoints import read_training_state, read_weights
 from seqgen.cli.run_folder import write_config
-from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.core.structures import Batch
+from seqgen.extend import Batch, Task, TrainConfig
 from seqgen.registry import TASKS
-from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.train import StopSignals, train
 from seqgen.training.trainer import Trainer
@@ -155,10 +152,3 @@ def assert_identical(got: Any, wanted: Any) -> None:
     assert one.keys() == other.keys()
     same = lambda a, b: torch.equal(a, b) if isinstance(a, Tensor) else a == b  # noqa: E731
     assert not (different := [key for key in one if not same(one[key], other[key])]), different
-
-
-if __name__ == "__main__":  # a run in a process of its own: ROOT NAME OVERRIDES...
-    torch.set_num_threads(1)
-    laboratory = Lab(Path(sys.argv[1]))
-    laboratory.train(*sys.argv[2:])
-    sys.exit(laboratory.exit_code)

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch
-from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.extend import Batch, SequenceGenerator, generate_continuously
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB
 from tests.scripted_model import batch_of

@@ -28,6 +28,7 @@ from seqgen.extend import (
     Matrix,
     Translation,
     Utility,
+    UtilityLine,
     compare_texts,
     digest,
     listing,
@@ -204,11 +205,12 @@ def measure_quality(translations: Iterable[Translation], references: Iterable[st
         utility: compares an output with its reference.
     """
     pairs = [pair for pair in zip(translations, references, strict=True) if pair[0].num_tokens]
-    rows = [
-        compare_texts(utility, [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
+    lines = [
+        UtilityLine(one.member_sources[0], [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
         for row, (one, reference) in enumerate(pairs)
     ]
-    found = numpy.array(rows).reshape(-1, 4)  # of the output, of the output with another line's, of the source
+    found = numpy.array(compare_texts(utility, lines)).reshape(-1, 4)
+    # of the output, of the output with another line's, of the source
     return Measured([one for one, _ in pairs], found[:, 0], found[:, [2, 1]])
 
 

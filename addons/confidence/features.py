@@ -16,6 +16,7 @@ from seqgen.extend import (
     Resources,
     TextHypothesis,
     Translation,
+    UtilityLine,
     contract_error,
     register_feature,
     shown,
@@ -118,7 +119,7 @@ class NbestSimilarity(Feature):
     def __call__(self, translation: Translation) -> float:
         """See ``Feature``."""
         best, *others = (item.text for item in translation.hypotheses)
-        return float(self.chrf.compare([best], others).mean()) if others else 100.0
+        return float(self.chrf(UtilityLine("", [best], others)).mean()) if others else 100.0
 
 
 @register_feature("source_length")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from seqgen.addons.cross_vocabulary.session import AgreementSearch
+from seqgen.addons.cross_vocabulary.rule import TextRule
 from seqgen.addons.cross_vocabulary.vocabulary_trie import MemberTexts
 from seqgen.config import GenerationConfig, ResolvedSettings, Settings
 from seqgen.decoding.resolution import resolve
-from seqgen.extend import ConfigError, Resources, TextModel
+from seqgen.extend import DECODING_COMPONENTS, ConfigError, Resources, TextModel
 from seqgen.text.members import note_if_language_unset
 
 KEYS = (
@@ -21,16 +21,13 @@ KEYS = (
 )
 """The keys of the ``generation`` group that can be used."""
 
-COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
-"""The beginnings of the components' keys that can be used."""
+FURTHER = ("combination", "constraints", "components", "max_time", "semantics")
+"""Other keys that lines are read with, that notes name, or that are checked here."""
 
-OBJECTS = ("mbr", "rerank", "member_sources")
-"""The decoding components that can be given as objects."""
+NOTE = "the members have different target vocabularies, so they are decoded as a cross-vocabulary ensemble: "
 
-NOTE = (
-    "the members have different target vocabularies, so they are decoded as a cross-vocabulary ensemble: each "
-    "member generates its own tokens, and the score is the weighted mean of the members' scores"
-)
+OBJECTS = ("mbr", "rerank", "member_sources", "combination")
+"""The decoding components that can be given as objects with every rule."""
 
 
 class CrossVocabulary:
@@ -48,6 +45,11 @@ class CrossVocabulary:
         """The texts of the tokens of all members."""
         ends = [_tokens_of(member, "end_symbols") for member in self.members]
         return MemberTexts([member.task.target_tokenizer for member in self.members], ends)
+
+    @cached_property
+    def first_tokens(self) -> list[int | None]:
+        """For each member the token that its outputs begin with; ``None`` if there is none."""
+        return [next(iter(_tokens_of(member, "forced_first")), None) for member in self.members]
 
     def check(self, **wanted: bool) -> None:
         """Refuse what is not computed for such members.
@@ -73,20 +75,28 @@ class CrossVocabulary:
             ConfigError: a value has the wrong type or range, or needs one vocabulary or another search.
         """
         kept, ignored = _supported(of_models)
-        resolved = resolve(settings.over("vocabularies", {"semantics": "fairseq"}), kept)
-        cfg = resolved.generation
-        _check(cfg, resolved.objects)
-        first_tokens = [next(iter(_tokens_of(member, "forced_first")), None) for member in self.members]
-        search = AgreementSearch(self.texts, first_tokens, cfg.min_len, cfg.max_len)
+        resolved = resolve(settings.over("vocabularies", {"semantics": "fairseq", "combination": "agreement"}), kept)
+        cfg, objects = resolved.generation, dict(resolved.objects)
+        registry, given = DECODING_COMPONENTS["combination"][0], objects.get("combination")
+        rule: Any = given or registry.entry(cfg.combination or "agreement").component
+        if not issubclass(rule if isinstance(rule, type) else type(rule), TextRule):
+            raise _impossible(f"generation.combination={cfg.combination or type(rule).__name__}")
+        _check(cfg, objects, rule.keys)
+        search = rule.search(self, resolved)
         unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
         untold = [
             f"model {number} chooses the language of the output itself: members with different target vocabularies "
             "cannot be told the language"
-            for number, (member, token) in enumerate(zip(self.members, first_tokens, strict=True), start=1)
+            for number, (member, token) in enumerate(zip(self.members, self.first_tokens, strict=True), start=1)
             if token is None and note_if_language_unset(cfg, member)
         ]
-        notes = (NOTE, *([unused] if ignored else []), *resolved.notes, *untold)
-        return replace(resolved, settings=settings, objects={**resolved.objects, "search": search}, notes=notes)
+        notes = (NOTE + rule.note, *([unused] if ignored else []), *resolved.notes, *untold)
+        # the search has the other settings
+        cfg = type(cfg)(**{key: value for key, value in vars(cfg).items() if key in (*KEYS, *FURTHER)})
+        components = {key: value for key, value in cfg.components.items() if _chooser(key) in (*KEYS, *OBJECTS)}
+        vars(cfg)["components"] = components
+        objects = {key: value for key, value in objects.items() if key in OBJECTS} | {"search": search}
+        return replace(resolved, settings=settings, generation=cfg, objects=objects, notes=notes)
 
 
 def _tokens_of(model: TextModel, key: str) -> list[int]:
@@ -96,20 +106,34 @@ def _tokens_of(model: TextModel, key: str) -> list[int]:
     return [index for index in dict.fromkeys(ids) if index != model.task.target_dictionary.eos()]
 
 
-def _check(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
-    """Refuse settings that need one vocabulary, or another search.
+def _chooser(key: str) -> str:
+    """The key of the ``generation`` group that chooses the component to which a key belongs."""
+    return DECODING_COMPONENTS[key.partition(".")[0]][1]
+
+
+def _check(cfg: GenerationConfig, objects: Mapping[str, Any], further: Sequence[str]) -> None:
+    """Refuse settings that need one vocabulary, or another rule.
+
+    Args:
+        cfg: the settings.
+        objects: the values that are objects.
+        further: the keys that can be used besides ``KEYS``.
 
     Raises:
         ConfigError: names the first such setting.
     """
-    allowed = {"semantics": "fairseq", "search": "beam", "combination": "log", "components": cfg.components}
+    allowed, known = (
+        {"semantics": "fairseq", "search": "beam", "components": cfg.components},
+        (*KEYS, *OBJECTS, *further),
+    )
     refused = {
         f"generation.{key}": value
         for key, default in vars(GenerationConfig()).items()
-        if key not in KEYS and (value := getattr(cfg, key)) not in (default, allowed.get(key))
+        if key not in known and (value := getattr(cfg, key)) not in (default, allowed.get(key))
     }
-    refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
-    refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
+    refused |= {key: value for key, value in cfg.components.items() if _chooser(key) not in known}
+    given = {key: value if isinstance(value, list) else [value] for key, value in objects.items() if key not in known}
+    refused |= {key: ",".join(type(one).__name__ for one in each) for key, each in given.items()}
     for key, value in refused.items():
         raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
     if 0 in cfg.components.get("combination.weights", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,10 @@ class AgreementMember(PlannedMember):
         lprobs: ``(rows, T)``, the log-probability of each generated token.
         lengths: ``(rows,)`` int64 number of generated tokens.
         last_steps: ``(sentences,)`` int64, the number of tokens after which only end-of-sentence is generated.
+        unchanged: number of positions of the state that no row has changed since.
     """
+
+    unchanged = sys.maxsize
 
     def __init__(self, spec: MemberSpec, source: Source, setup: DecodingSetup, ends: Sequence[int], max_len: int):
         super().__init__(spec.model, source, setup.beam_size, None, setup.fast)
@@ -73,7 +77,7 @@ class AgreementMember(PlannedMember):
         arguments: dict[str, Any] = {}
         if self.state is not None:
             seen = decoder.positions_seen(self.state)
-            if (excess := seen - int(self.lengths.min())) > 0:
+            if (excess := seen - min(int(self.lengths.min()), self.unchanged)) > 0:
                 decoder.roll_back(self.state, excess)
                 seen -= excess
             self.state.max_roll_back = columns - seen
@@ -126,10 +130,14 @@ class AgreementMember(PlannedMember):
         self.tokens, self.lprobs = self.tokens.index_select(0, rows), self.lprobs.index_select(0, rows)
         self.lengths = self.lengths.index_select(0, rows)
 
-    def force(self, token: int) -> None:
-        """Append a token to all rows, with the model's score; called before the first step."""
-        lprobs = self.next_lprobs(torch.ones_like(self.lengths, dtype=torch.bool), min_len=1)[:, token]
-        self.append(torch.full_like(self.lengths, token), lprobs)
+    def force(self, tokens: Tensor) -> None:
+        """Append a token to each row, with the model's score.
+
+        Args:
+            tokens: ``(rows,)`` int64; -1 for a row that waits.
+        """
+        lprobs = self.next_lprobs(tokens >= 0, min_len=0).gather(1, tokens.clamp(min=0).unsqueeze(1))
+        self.append(tokens, lprobs.squeeze(1))
 
     def append(self, tokens: Tensor, lprobs: Tensor) -> None:
         """Append the next token of each row.

@@ -53,7 +53,7 @@ class AgreementSession:
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, AgreementSearch)
-        _check(setup, request)
+        _check(setup)
         self.setup, self.beam, self.search, self.trie = setup, setup.beam_size, setup.search, setup.search.texts.trie
         sources = setup.ensemble.sources(request.sample)
         self.trie.to(sources[0].src_tokens.device)
@@ -66,23 +66,43 @@ class AgreementSession:
         count = request.sample.num_sentences
         self.live = list(range(count))
         nothing = [None] * (self.beam - 1)
+        given = [] if request.prefix_tokens is None else request.prefix_tokens.tolist()
+        texts = self.trie.members[0].texts
+        prefixes = ["".join(texts[token] for token in row).replace(END, "") for row in given] or [""] * count
+        begun = [self._begin(number, source, prefixes) for number, source in enumerate(sources)]
         self.beams: list[list[PendingText | None]] = [
-            [_after_common(first), *nothing] for first in zip(*self.first_texts(sources), strict=True)
+            [_after_common(each), *nothing] for each in zip(*begun, strict=True)
         ]
         """The pending texts of each live sentence and beam; ``None`` for a beam that does not exist."""
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
-        for member, token in zip(self.members, self.search.first_tokens, strict=True):
-            if token is not None:
-                member.force(token)
 
-    def first_texts(self, sources: Sequence[Source]) -> Iterator[list[str]]:
-        """For each member, the text before its first token in each sentence; see ``MemberTexts``."""
-        texts = self.search.texts
-        for number, (member, source) in enumerate(zip(self.members, sources, strict=True)):
-            if member.model.continues_source:  # prompts are padded on the left
-                yield [texts.after_prompt(number, token) for token in source.src_tokens[:, -1].tolist()]
-            else:
-                yield [texts.first[number]] * len(source.src_tokens)
+    def _begin(self, number: int, source: Source, prefixes: Sequence[str]) -> list[str]:
+        """Force a member's first token, and the tokens of a prefix.
+
+        Args:
+            number: the member.
+            source: the sentences as it reads them.
+            prefixes: the text that each output begins with.
+
+        Returns:
+            The text that it has in each sentence.
+
+        Raises:
+            ConfigError: it cannot generate a prefix.
+        """
+        member, texts, first = self.members[number], self.search.texts, self.search.first_tokens[number]
+        begun, forced = texts.before(number, member.model, source), list[list[int]]()
+        for sentence, prefix in enumerate(prefixes):
+            text = f" {prefix.removeprefix(' ')}" if prefix.strip() else begun[sentence]
+            ids = texts.encode(number, text, begun[sentence])
+            if ids is None or len(ids) > int(member.last_steps[sentence]):
+                shown = text[1:].encode("latin-1").decode(errors="replace")
+                raise ConfigError(f"model {number + 1} cannot generate {shown!r} within its limits; change this prefix")
+            forced.append(ids if first is None else [first, *ids])
+            begun[sentence] = text
+        for tokens in itertools.zip_longest(*forced, fillvalue=-1):
+            member.force(torch.tensor(tokens, device=member.tokens.device).repeat_interleave(self.beam))
+        return begun
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done.
@@ -302,14 +322,13 @@ def _after_common(texts: Sequence[str]) -> PendingText:
     return tuple(text[common:] for text in texts)
 
 
-def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
-    """Refuse prefixes, whose tokens are those of one vocabulary, and observers of its candidates.
+def _check(setup: DecodingSetup) -> None:
+    """Refuse observers of candidates that are tokens of one vocabulary.
 
     Raises:
-        ConfigError: names what cannot be used.
+        ConfigError: names the first.
     """
-    given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None}
-    given |= {type(observer).__name__: True for observer in setup.observers}
-    for what, is_given in given.items():
-        if is_given:
-            raise ConfigError(f"members with different target vocabularies do not support {what}; remove it")
+    for observer in setup.observers:
+        raise ConfigError(
+            f"members with different target vocabularies do not support {type(observer).__name__}; remove it"
+        )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqgen.extend import Tokenizer, best_continuations
+from seqgen.extend import EncoderDecoderModel, Source, Tokenizer, best_continuations
 
 END = chr(256)
 """The text of end-of-sentence."""
@@ -72,8 +73,12 @@ class Vocabulary:
 
     def __init__(self, texts: Sequence[str]):
         self.texts = texts
-        self.sorted = sorted({text for text in texts if text})
-        self.known = set(self.sorted)
+        self.tokens: dict[str, list[int]] = {}
+        """The ids of the tokens with each text."""
+        for token, text in enumerate(texts):
+            if text:
+                self.tokens.setdefault(text, []).append(token)
+        self.sorted = sorted(self.tokens)
         self._reachable: dict[str, bool] = {"": True}
 
     def reaches(self, text: str) -> bool:
@@ -81,7 +86,7 @@ class Vocabulary:
         if text not in self._reachable:
             place = bisect_left(self.sorted, text)
             longer = place < len(self.sorted) and self.sorted[place].startswith(text)
-            parts = (n for n in range(1, len(text)) if text[:n] in self.known)
+            parts = (n for n in range(1, len(text)) if text[:n] in self.tokens)
             self._reachable[text] = longer or any(self.reaches(text[n:]) for n in parts)
         return self._reachable[text]
 
@@ -121,29 +126,24 @@ class VocabularyTrie:
     def __init__(self, texts: Sequence[Sequence[str]], width: int = WIDTH):
         self.width = width
         self.members = [Vocabulary(of_member) for of_member in texts]
-        self.texts = sorted(set().union(*(vocabulary.known for vocabulary in self.members)))
+        self.texts = sorted(set().union(*(vocabulary.tokens for vocabulary in self.members)))
         self.root = len(self.texts)
         self._numbers = {text: node for node, text in enumerate(self.texts)}
         paths: list[list[int]] = []
         for node, text in enumerate(self.texts):  # a prefix is sorted before the text, so that its path is known
             parent = self.nearest(text[:-1])
             paths.append([node, *(paths[parent] if parent < node else [])])
-        self.paths = torch.tensor(_filled([*paths, []], self.root))
-        self.tokens = [self._tokens_of(of_member) for of_member in texts]
+        self.paths = torch.tensor(filled([*paths, []], self.root))
+        by_node = [[[*member.tokens.get(text, ())] for text in [*self.texts, ""]] for member in self.members]
+        pairs = zip(by_node, texts, strict=True)
+        self.tokens = [torch.tensor(filled(lists, len(of_member))) for lists, of_member in pairs]
         self._nodes = [torch.tensor([self._numbers.get(text, self.root) for text in of_member]) for of_member in texts]
-        self._reached = [torch.tensor(_filled(self._reached_by(member, paths), False)) for member in self.members]
+        self._reached = [torch.tensor(filled(self._reached_by(member, paths), False)) for member in self.members]
         self._barred: dict[PendingText, list[int]] = {}
 
     def nearest(self, text: str) -> int:
         """The node of the longest prefix of a text, itself included."""
         return next((self._numbers[text[:n]] for n in range(len(text), 0, -1) if text[:n] in self._numbers), self.root)
-
-    def _tokens_of(self, texts: Sequence[str]) -> Tensor:
-        lists: list[list[int]] = [[] for _ in range(self.root + 1)]
-        for token, text in enumerate(texts):
-            if text:
-                lists[self._numbers[text]].append(token)
-        return torch.tensor(_filled(lists, len(texts)))
 
     def _reached_by(self, member: Vocabulary, paths: list[list[int]]) -> list[list[bool]]:
         """For each node on the path to a node, true if a member can generate the rest of the text after it."""
@@ -265,7 +265,7 @@ class VocabularyTrie:
                 continue
             waits = torch.tensor([bool(pending[number]) for pending in texts], device=gain.device)
             lists = [[] if pending[number] else self._parts(max(pending, key=len), number) for pending in texts]
-            best = self._at_nodes(gain, number, torch.tensor(_filled(lists, self.root), device=gain.device)).amax(1)
+            best = self._at_nodes(gain, number, torch.tensor(filled(lists, self.root), device=gain.device)).amax(1)
             total += best.masked_fill(waits, 0.0).unsqueeze(1)
         free = torch.tensor([not any(pending) for pending in texts], device=total.device)
         return total.masked_fill(free.unsqueeze(1), -torch.inf)
@@ -273,7 +273,7 @@ class VocabularyTrie:
     def _parts(self, text: str, number: int) -> list[int]:
         """The nodes inside a text after which a member can generate the rest of it."""
         member = self.members[number]
-        sizes = (n for n in range(1, len(text) + 1) if text[:n] in member.known and member.reaches(text[n:]))
+        sizes = (n for n in range(1, len(text) + 1) if text[:n] in member.tokens and member.reaches(text[n:]))
         return [self._numbers[text[:n]] for n in sizes]
 
     def _at_nodes(self, gains: Tensor, number: int, nodes: Tensor) -> Tensor:
@@ -283,7 +283,8 @@ class VocabularyTrie:
         return padded.gather(1, tokens.flatten(1)).view(tokens.shape).amax(-1)
 
 
-def _filled(lists: Sequence[list[Any]], value: Any) -> list[list[Any]]:
+def filled(lists: Sequence[list[Any]], value: Any) -> list[list[Any]]:
+    """Lists of one length, filled up with a value."""
     width = max(1, *map(len, lists))
     return [values + [value] * (width - len(values)) for values in lists]
 
@@ -305,22 +306,46 @@ class MemberTexts:
     """
 
     def __init__(self, tokenizers: Sequence[Tokenizer], ends: Sequence[Sequence[int]] | None = None):
+        self.tokenizers = tokenizers
         pairs = list(zip(tokenizers, ends or [()] * len(tokenizers), strict=True))
         texts = [token_texts(*pair) for pair in pairs]
         self.trie = VocabularyTrie(texts)
         self.first = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
         self.ends = [[tokenizer.dictionary.eos(), *own] for tokenizer, own in pairs]
 
-    def after_prompt(self, number: int, token: int) -> str:
-        """The text that an output has before its first token if it continues a prompt.
+    def before(self, number: int, model: EncoderDecoderModel, source: Source) -> list[str]:
+        """For each sentence the text that a member has before its first token.
 
-        Every output begins with one space. It is empty if the member still has to generate this space, and a space if
-        the prompt ends with white space.
+        Every output begins with one space. The text is empty if the member still has to generate this space, and a
+        space if the prompt ends with white space. The last token of a prompt may have no text, such as the one before
+        an empty prompt, or that of a template; then a text begins.
 
         Args:
             number: the member.
-            token: the last token of the prompt. One without text, such as the one before an empty prompt, or that of
-                a template, is the beginning of a text.
+            model: its model.
+            source: the sentences as it reads them; prompts are padded on the left.
         """
-        text = self.trie.members[number].texts[token]
-        return self.first[number] if text in ("", END) else " " * text.endswith((" ", "\n", "\t"))
+        first = self.first[number]
+        if not model.continues_source:
+            return [first] * len(source.src_tokens)
+        prompts = [self.trie.members[number].texts[token] for token in source.src_tokens[:, -1].tolist()]
+        return [first if text in ("", END) else " " * text.endswith((" ", "\n", "\t")) for text in prompts]
+
+    def encode(self, number: int, text: str, before: str) -> list[int] | None:
+        """The ids of a text that begins with a space, by the tokenizer of a member.
+
+        Args:
+            number: the member.
+            text: the text, one character for each byte.
+            before: what the member has of it before its first token.
+
+        Returns:
+            The ids; ``None`` if the tokenizer does not give tokens with this text.
+        """
+        texts, rest = self.trie.members[number].texts, text[len(before) :]
+        with suppress(UnicodeDecodeError):
+            for given in (text[1:], rest):
+                ids = self.tokenizers[number].encode(given.encode("latin-1").decode())
+                if "".join(texts[index] for index in ids) == rest:
+                    return ids
+        return None

@@ -288,7 +288,7 @@ class CapturedMember(PlannedMember):
         self.step: CapturedStep | None = None
         given = "" if source.encoder_out is None else "the encoder's output is given"
         self.refused: str | None = obstacle(model, source.src_tokens.device) or given or None
-        self._source, self._width = source, _rounded(1 + source.src_tokens.size(1), _SMALLEST_SOURCE)
+        self._width = _rounded(1 + source.src_tokens.size(1), _SMALLEST_SOURCE)
         self._parents: Tensor | None = None
         self._free = 0
         """Positions of the window that no sentence uses."""
@@ -335,7 +335,7 @@ class CapturedMember(PlannedMember):
             step = self._use(shape)
             if step is not None and step.fault:
                 raise NotCapturable(step.fault)
-            filler = Filler.of(self.model, self._source, shape) if step is None else step.filler
+            filler = Filler.of(self.model, self.source, shape) if step is None else step.filler
             begin = filler.joined(self.model, self.state, self.encoder_out, sentences)
             if step is None:
                 step = CapturedStep(self.model, shape, filler, begin)
@@ -367,12 +367,17 @@ class CapturedMember(PlannedMember):
         places, count = self._places, self.encoder_out.num_rows
         if places is not None:
             self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, places)
-        first = torch.arange(count, device=self._source.src_tokens.device) if places is None else places
+        first = torch.arange(count, device=self.encoder_out.encoder_out.device) if places is None else places
         decoder.select_sentences(self.state, first)
         if self._parents is not None:
             decoder.reorder_beams(self.state, self._parents)
         decoder.crop(self.state, self._free)
         self.step, self._parents, self._places, self._free = None, None, None, 0
+
+    def sentence_encoder_out(self) -> Any:
+        """See ``Member.sentence_encoder_out``."""
+        found, places = super().sentence_encoder_out(), self._places
+        return found if places is None else self.model.encoder.reorder_encoder_out(found, places)
 
     def fork(self) -> Self:
         """See ``Member.fork``; the copy leaves the recording."""

@@ -249,7 +249,7 @@ class CommandDecoder:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
         outputs, notes, tokens, counts = list[str](), list[tuple[int, str]](), 0, Counter[str]()
-        for translation in decoding.translate(texts, None, len(lines), first):
+        for translation in decoding.translate(texts, None, len(lines), range(first, first + len(lines))):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens

@@ -19,8 +19,8 @@ import torch
 from seqgen.config.user_files import import_modules, user_modules
 from seqgen.extend import CheckpointError, ResourceError, UserError, out_of_memory
 
-NOT_OF_LINES = (CheckpointError, OSError, ImportError)
-"""Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""
+NOT_OF_LINES = (CheckpointError, ResourceError, OSError, ImportError)
+"""Errors that are never those of a line: changed weights, a program that ends, a full disk, a file that is missing."""
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from seqgen.addons.mixtures.noising import NoiseTokens, Objective, SpanCorruption
+from seqgen.addons.mixtures.noisy_text import NoisyTextDataset
 from seqgen.config import option
 from seqgen.extend import (
     SENTINEL,
     ConfigError,
     DataError,
     JsonFormat,
-    NoiseTokens,
-    NoisyTextDataset,
-    Objective,
     PlainFormat,
     RawTextConfig,
     RawTextTask,
     Records,
-    SpanCorruption,
     Template,
     is_json,
     register_task,

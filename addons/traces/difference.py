@@ -89,7 +89,7 @@ class InspectedModels:
         if has_steps(setup.search):
             whole["generation.observers"] = [*values["generation.observers"], tracer]
         texts, prefixes = zip(*lines.values(), strict=True)
-        found = translator.prepare(**whole).translate(texts, prefixes, len(lines), min(lines))
+        found = translator.prepare(**whole).translate(texts, prefixes, len(lines), lines)
         return {item.id: LineTrace(tracer.steps(item.id), item.hypotheses) for item in found}
 
 

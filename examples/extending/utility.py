@@ -7,12 +7,11 @@ generation.beam=16 generation.mbr=word_f1 utility.ignore_case=false``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 
-from seqgen.extend import Matrix, Utility, option, register_utility
+from seqgen.extend import Matrix, Utility, UtilityLine, option, register_utility
 
 
 @dataclass
@@ -33,18 +32,22 @@ class WordF1(Utility):
     def __init__(self, ignore_case: bool = True):
         self.ignore_case = ignore_case
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
-        """Compare all pairs of texts.
+    def __call__(self, line: UtilityLine) -> Matrix:
+        """Compare the outputs for one source with references.
 
         Args:
-            texts: ``N`` distinct outputs for one source.
+            line: the source, ``N`` outputs and ``M`` references.
 
         Returns:
-            ``(N, N)`` float64: row ``i``, column ``j`` is the utility of text ``i`` with text ``j`` as its reference.
+            ``(N, M)`` float64: row ``i``, column ``j`` is the utility of text ``i`` with reference ``j``.
         """
-        words = [Counter((text.lower() if self.ignore_case else text).split()) for text in texts]
-        scores = numpy.zeros((len(texts), len(texts)))
-        for i, output in enumerate(words):
-            for j, reference in enumerate(words):
+        texts, references = (list(map(self.words, each)) for each in (line.texts, line.references))
+        scores = numpy.zeros((len(texts), len(references)))
+        for i, output in enumerate(texts):
+            for j, reference in enumerate(references):
                 scores[i, j] = 200 * (output & reference).total() / max(1, output.total() + reference.total())
         return scores
+
+    def words(self, text: str) -> Counter[str]:
+        """How often each word occurs in a text."""
+        return Counter((text.lower() if self.ignore_case else text).split())

@@ -61,8 +61,10 @@ class MbrDistillation(SequenceCriterion):
         sampled, read, targets = model, batch, []
         if self.teacher is not None:
             sampled, read = self.teacher, self.read_by(self.teacher, model, batch)
-        for candidates in self.decode(sampled, read):
-            expected = expected_utilities([self.task.decode(one.tokens) for one in candidates], self.utility)
+        samples = self.decode(sampled, read)
+        texts = [[self.task.decode(one.tokens) for one in candidates] for candidates in samples]
+        lines = [*zip(self.source_texts(batch), texts, strict=True)]
+        for candidates, expected in zip(samples, expected_utilities(lines, self.utility), strict=True):
             targets.append([candidates[expected.index(max(expected))]])
         loss = -self.rescore(model, batch, targets).lprobs.sum()
         return loss, {"utility": self.utilities(batch, targets).sum()}

@@ -12,10 +12,11 @@ Beam search maximizes the sum of the scores. Both models have one vocabulary, su
         input=prompts.de generation.combination=contrastive_decoding generation.beam=5 generation.max_len=20
         generation.semantics=huggingface
 
-Under Hugging Face's rules an output that is cut off does not end with end-of-sentence, which ``V_head`` may not have;
-under fairseq's rules it does, and is then excluded. With ``generation.member_sources=[input,empty]`` the amateur does
-not see the prompt; the paper gives it the last token. Expect fewer repetitions and rarer words, also wrong ones if the
-expert is weak; with ``alpha=1`` the outputs are those of the expert's greedy search.
+Forced tokens, such as those of a prefix, are generated, plausible or not, except a forced end: under fairseq's rules an
+output that is cut off ends with end-of-sentence, and is excluded if ``V_head`` lacks it, under Hugging Face's rules
+not. With ``generation.member_sources=[input,empty]`` the amateur does not see the prompt; the paper gives it the last
+token. Expect fewer repetitions and rarer words, also wrong ones if the expert is weak; with ``alpha=1`` the outputs are
+those of the expert's greedy search.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ class ContrastiveDecoding(Combination):
     """
 
     can_merge = True  # it reads neither tokens nor source ids
-    ignores_context = True
 
     def __init__(self, alpha: float = 0.1, temperature: float = 0.5):
         self.alpha, self.temperature = alpha, temperature
@@ -70,7 +70,7 @@ class ContrastiveDecoding(Combination):
 
         Args:
             lprobs: ``(..., V)`` log-probabilities in nats of the expert and the amateur.
-            context: not read, so that it can be ``None`` (``ignores_context``).
+            context: says which tokens are forced.
 
         Returns:
             ``(..., V)`` scores in nats, not normalized.
@@ -79,4 +79,8 @@ class ContrastiveDecoding(Combination):
         amateur = (amateur / self.temperature).log_softmax(-1)
         amateur = amateur.clamp(min=torch.finfo(amateur.dtype).min / 2)  # -(-inf) would be certain
         threshold = expert.amax(-1, keepdim=True) + (math.log(self.alpha) if self.alpha else -torch.inf)
-        return (expert - amateur).masked_fill(expert < threshold, -torch.inf)
+        excluded = expert < threshold
+        if context is not None and (forced := context.forced) is not None:
+            begun = forced.masked_fill(forced == context.eos, -1)
+            excluded &= torch.arange(expert.size(-1), device=expert.device) != begun.unsqueeze(1)
+        return (expert - amateur).masked_fill(excluded, -torch.inf)

@@ -67,6 +67,7 @@ class DropoutMember(PlannedMember):
         """``(sentences, C)`` by the part of the model and the number of the call in a pass of this part."""
         with self.dropping(arguments[0], ENCODER):
             super().__init__(*arguments)
+        self.source = None  # what was encoded with dropout is not read without it
 
     @contextmanager
     def dropping(self, model: Any, part: int) -> Iterator[None]:

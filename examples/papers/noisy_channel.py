@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from seqgen import Translator
-from seqgen.extend import ConfigError, Reranker, Resources, TextHypothesis, Translation, option, register_reranker
+from seqgen.extend import ConfigError, DecodedLine, Reranker, Resources, option, register_reranker
 
 
 @dataclass
@@ -65,23 +65,26 @@ class NoisyChannel(Reranker):
         lm = Translator(cfg.lm, device=resources.device) if cfg.lm else None
         return cls(Translator(cfg.channel, device=resources.device), lm, cfg.channel_weight, cfg.lm_weight)
 
-    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
-        """Score the hypotheses of one line.
+    def of_lines(self, lines: Sequence[DecodedLine]) -> list[Sequence[float]]:
+        """Score the hypotheses of several lines.
 
         Args:
-            translation: the line.
-            hypotheses: its hypotheses.
+            lines: each line and its hypotheses.
 
         Returns:
-            A score for each, in nats for each token.
+            A score for each hypothesis, in nats for each token.
         """
-        texts = [item.text.strip() for item in hypotheses]  # that of a prompt's continuation begins with a space
-        channel = log_probabilities(self.channel, texts, [translation.member_sources[0]] * len(texts))
-        lm = log_probabilities(self.lm, [""] * len(texts), texts) if self.lm else [0.0] * len(texts)
-        direct = [float(item.positional_scores.mean()) for item in hypotheses]
+        pairs = [(line, item) for line, hypotheses in lines for item in hypotheses]
+        texts = [item.text.strip() for _, item in pairs]  # that of a prompt's continuation begins with a space
+        channel = iter(log_probabilities(self.channel, texts, [line.member_sources[0] for line, _ in pairs]))
+        lm = iter(log_probabilities(self.lm, [""] * len(texts), texts) if self.lm else [0.0] * len(texts))
         return [
-            score + (self.channel_weight * back + self.lm_weight * fluency) / len(translation.source_tokens)
-            for score, back, fluency in zip(direct, channel, lm, strict=True)
+            [
+                float(item.positional_scores.mean())
+                + (self.channel_weight * next(channel) + self.lm_weight * next(lm)) / len(line.source_tokens)
+                for item in hypotheses
+            ]
+            for line, hypotheses in lines
         ]
 
 

@@ -27,16 +27,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from seqgen.addons.mixtures import DenoisingConfig, DenoisingTask
-from seqgen.extend import (
+from seqgen.addons.mixtures import (
+    DenoisingConfig,
+    DenoisingTask,
     NoiseTokens,
     Objective,
-    option,
-    register_task,
     replace_spans,
     span_counts,
     span_mask,
 )
+from seqgen.extend import option, register_task
 
 Tokens: TypeAlias = NDArray[np.int64]
 

@@ -158,7 +158,7 @@ class TreeDrafts(SpeculativeSearch):
         """Load the model that drafts."""
         if not cfg.draft or not cfg.widths or math.prod(cfg.widths) > min(1024, len(resources.dictionary)):
             raise ConfigError("set search.draft=MODEL, and search.widths=[3,2,1,1] with a product of at most 1,024")
-        loaded = load_model(cfg.draft, resources.device)
+        loaded = load_model(cfg.draft, resources.device, among=resources.models)
         if loaded.task.target_dictionary != resources.dictionary:
             raise ConfigError(f"search.draft={cfg.draft} has another target vocabulary; train it with the same one")
         return cls(loaded.model, cfg.widths)

@@ -72,6 +72,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
+    among: Sequence[object] = (),
 ) -> LoadedModel:
     """Load a trained model.
 
@@ -84,6 +85,8 @@ def load_model(
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
+        among: models that are loaded already, such as those that decode: the one of this checkpoint and ``dtype`` is
+            returned, on its device.
 
     Returns:
         The model with its task.
@@ -96,6 +99,12 @@ def load_model(
     local = local_path(path)
     placement = Placement(find_device(device), _weight_dtype(dtype))
     loader = checkpoint_loader_of(local)
+    place = (resolve(local) if loader is None else local).resolve()
+    for one in among:
+        if not isinstance(one, LoadedModel) or one.checkpoint.resolve() != place:
+            continue
+        if placement.dtype in (None, next(one.model.parameters()).dtype):
+            return one
     if loader is None:
         loaded = _load_run(local, placement)
     else:

@@ -361,7 +361,7 @@ def _most_parameters(weights: Mapping[str, Tensor], where: str) -> Iterator[None
 
 
 def merge_additions(model: EncoderDecoderModel) -> EncoderDecoderModel:
-    """A model without the additions that can be merged into its weights, for layouts that do not have them.
+    """A model without the additions that can be merged into its weights, for layouts without them.
 
     Returns:
         A copy, in which ``merge_weights()`` was called on each module that has this method; the model itself if there

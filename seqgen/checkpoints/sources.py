@@ -55,7 +55,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def split_path(path: str) -> list[str]:
-    """Split ``a.pt:b.pt`` at its colons, unless it is an address, or a file or folder of that whole name exists.
+    """Split ``a.pt:b.pt`` at its colons, unless it is an address, or a file or folder has the whole name.
 
     The colon after a source's prefix, as of ``hf:``, belongs to the part.
     """

@@ -28,7 +28,7 @@ OPTIONS = (
     ("seqgen.text.options", "RerankingOptions"),
     ("seqgen.addons.catalogue.options", "CatalogueOptions"),
     ("seqgen.decoding.engine_options", "TopTokensOptions"),
-    ("seqgen.text.options", "UnknownWordOptions"),
+    ("seqgen.addons.rewriting.options", "RewritingOptions"),
     ("seqgen.decoding.engine_options", "ObserverOptions"),
     ("seqgen.addons.confidence.options", "ConfidenceOptions"),
     ("seqgen.decoding.engine_options", "EnsembleOptions"),
@@ -63,8 +63,10 @@ KEYS_OF_ADDONS = {
     "prompt_lookup": ("speculative", 0),
     "protect": ("protect", []),
     "quality_features": ("confidence", []),
+    "replace_unknown": ("rewriting", ""),
     "review_risk": ("confidence", 1.0),
     "review_share": ("confidence", 0.0),
+    "rewriters": ("rewriting", []),
     "shortlist": ("catalogue", ""),
     "system_message": ("prompts", ""),
 }
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from seqgen.addons.paragraphs.options import ParagraphOptions
     from seqgen.addons.prompts.options import PromptOptions
     from seqgen.addons.protect.options import ProtectOptions
+    from seqgen.addons.rewriting.options import RewritingOptions
     from seqgen.addons.speculative.options import DraftOptions
     from seqgen.decoding.engine_options import (
         ComponentOptions,
@@ -99,7 +102,7 @@ if TYPE_CHECKING:
     )
     from seqgen.decoding.processors.options import ProcessorOptions
     from seqgen.decoding.search.options import BeamOptions, SamplingOptions, StrategyOptions
-    from seqgen.text.options import LanguageOptions, RerankingOptions, UnknownWordOptions
+    from seqgen.text.options import LanguageOptions, RerankingOptions
 
     class Options(
         ComponentOptions,
@@ -108,7 +111,7 @@ if TYPE_CHECKING:
         EnsembleOptions,
         ConfidenceOptions,
         ObserverOptions,
-        UnknownWordOptions,
+        RewritingOptions,
         TopTokensOptions,
         CatalogueOptions,
         RerankingOptions,
@@ -207,7 +210,7 @@ for _group in [group for group, (_, key) in DECODING_COMPONENTS.items() if key n
 SINGLE_COMPONENTS = tuple(
     group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
 )
-"""Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
+"""Groups of decoding components of which one is in use: the key that selects it holds one name."""
 
 
 def name_in_use(group: str, chosen: Any) -> Any:

@@ -83,6 +83,7 @@ class BatchInfo:
         src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
         src_padding: ``(live, S)`` bool, true at padding; ``None`` if there is no padding.
         source_texts: the text of each source line; ``None`` if sentences were not given as text.
+        members: the members that decode; none where known targets are scored.
     """
 
     ids: Tensor
@@ -101,6 +102,12 @@ class BatchInfo:
     src_tokens: Tensor | None = None
     src_padding: Tensor | None = None
     source_texts: Sequence[str] | None = None
+    members: Sequence[Any] = ()
+
+    @property
+    def encoder_outs(self) -> list[Any]:
+        """The ``EncoderOut`` of each member, with a row for each live sentence; it must not be changed in place."""
+        return [member.sentence_encoder_out() for member in self.members]
 
     @property
     def num_sentences(self) -> int:

@@ -212,7 +212,7 @@ def _none(finished: Tensor) -> bool:
 
 
 class FirstFinished(FinishedHypotheses):
-    """fairseq's rule: the first ``beam`` hypotheses that finish are the result, even if active beams score better."""
+    """fairseq's rule: the first ``beam`` hypotheses that finish are the result, even if beams score better."""
 
     def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidates that end among the first ``beam``, as long as places are free."""

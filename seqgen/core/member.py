@@ -171,6 +171,7 @@ class Member:
     Attributes:
         encoder_out: the encoder's output, with a row for each sentence or for each of its beams.
         shares_encoder_output: whether ``encoder_out`` has one row for each sentence.
+        source: the sentences when the batch began, which another reader of them need not encode; or ``None``.
         state: the incremental state of the decoder; ``None`` for decoding without a state.
         output_columns: if set, it takes the place of the decoder's output layer; see ``Decoder.output_columns``.
     """
@@ -179,6 +180,7 @@ class Member:
         self, model: EncoderDecoderModel, source: Source, beam_size: int, start_token: int | None, fast: FastPaths
     ):
         self.model = model
+        self.source: Any = source
         self.beam_size = beam_size
         self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
@@ -196,6 +198,13 @@ class Member:
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
             self.state.beam_indirection = {"auto": None, "on": True, "off": False}[fast.beam_indirection]
+
+    def sentence_encoder_out(self) -> Any:
+        """The encoder's output with a row for each live sentence, which must not be changed in place."""
+        if self.shares_encoder_output:
+            return self.encoder_out
+        rows = torch.arange(0, self.encoder_out.num_rows, self.beam_size, device=self.encoder_out.encoder_out.device)
+        return self.model.encoder.reorder_encoder_out(self.encoder_out, rows)
 
     def computing(self) -> AbstractContextManager[object]:
         """The context in which the encoder and the decoder run; a subclass can set up what lasts for the batch."""

@@ -141,6 +141,7 @@ class Session:
             src_tokens=first.src_tokens,
             src_padding=first.padding(model.left_pad_source),
             source_texts=sample.texts,
+            members=self.members,
         )
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
@@ -370,6 +371,7 @@ class Session:
                 sentence are copied. If not given, the batch is the same.
         """
         other = with_forked_attributes(self)
+        other.sentences = replace(other.sentences, members=other.members)
         pairs = zip(flattened(self.components), flattened(other.components), strict=True)
         copies = {id(component): copied for component, copied in pairs}
         for owner, given in [(other, vars(self)), *((copied, vars(copied)) for copied in copies.values())]:

@@ -234,6 +234,6 @@ def _without_merge(parts: Sequence[Any]) -> list[str]:
     """The names of the classes that do not set ``can_merge``, in place of a composite those of its parts."""
     found = []
     for part in parts:
-        if not getattr(part, "can_merge", False):
-            found += _without_merge(getattr(part, "parts", ())) or [type(part).__name__]
+        inner = _without_merge(getattr(part, "parts", ())) if isinstance(part, Component) else []
+        found += inner or ([] if getattr(part, "can_merge", False) else [type(part).__name__])
     return found

@@ -44,6 +44,7 @@ class Resources:
         ensemble: the settings that make them an ensemble: their sources, weights and combination.
             ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
         settings: the ``generation`` group, with the keys that ``register_options`` has added.
+        objects: by key the components that are given as objects, for a line stage.
     """
 
     dictionary: Dictionary
@@ -56,6 +57,7 @@ class Resources:
     observers: Sequence[Observer] = ()
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     settings: GenerationConfig = field(default_factory=GenerationConfig)
+    objects: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None, **further: Any) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -24,7 +25,8 @@ class OwnMember(Component):
     """A model that a component reads while a batch is decoded; its encoder output and state follow the beams.
 
     The component has it among its ``parts``, see ``Composite``. It reads the source and the tokens of the first member,
-    and its vocabularies are therefore the same. A row is a beam, as in the component's context.
+    and its vocabularies are therefore the same. A row is a beam, as in the component's context. If a member that
+    decodes has the same model and source, its encoder output is used.
 
     Args:
         model: the model, or a ``MemberSpec`` with its source, ``"input"`` or ``"empty"``.
@@ -34,25 +36,38 @@ class OwnMember(Component):
         ConfigError: the decoder has no ``extract_features``, or the source is another one.
     """
 
+    beam_state = ("_tokens",)
+
     def __init__(self, model: ModelOrMember, use_cache: bool = True):
         self.spec = model if isinstance(model, MemberSpec) else MemberSpec(model)
         self.use_cache = use_cache
+        self.can_merge = use_cache and not getattr(self.spec.model.decoder, "merge_obstacle", "")
         self._member: Any = None
         self._features: Tensor | None = None
-        self._step = 0
+        self._tokens = torch.zeros(0, 0, 0, dtype=torch.int64)
+        """``(sentences, beam, step)``, the tokens of each beam."""
         check_features([self.spec.model], type(self).__name__)
         if self.spec.source not in (INPUT, EMPTY):
             raise ConfigError(f"{type(self).__name__} reads the source {INPUT} or {EMPTY}, not {self.spec.source!r}")
 
+    @property
+    def parts(self) -> list[Any]:
+        """The decoder, which a note names if it does not support continuous batching."""
+        return [self.spec.model.decoder]
+
     def begin(self, batch: BatchInfo) -> Self:
-        """Encode the sources of the batch."""
+        """Encode the sources of the batch, unless a member has done so."""
         begun, model = super().begin(batch), self.spec.model
         if batch.src_tokens is None:
             raise ConfigError(f"{type(self).__name__} needs the ids of the sources, which this decode does not have")
         source = self.spec.source_of(_padded(batch.src_tokens, batch.src_padding, model.left_pad_source))
+        for one in batch.members:
+            if one.model is model and one.source and torch.equal(one.source.src_tokens, source.src_tokens):
+                source = replace(source, encoder_out=one.sentence_encoder_out())
         fast = FastPaths(use_cache=self.use_cache)
         begun._member = Member(model, source, batch.beam_size, model.start_token(batch.eos), fast)
         begun._features = None
+        begun._tokens = batch.ids.new_zeros(batch.num_sentences, batch.beam_size, 0)
         return begun
 
     def features(self, context: StepContext) -> Tensor:
@@ -62,10 +77,10 @@ class OwnMember(Component):
             raise DecodingError(
                 f"{type(self).__name__} reads beams; in the context of candidates, call peek from a processor instead"
             )
-        if self._features is None:
-            self._step, self._features = context.step, self._read(context.tokens, member.encoder_out, member.state)
-        if context.step > self._step:  # a draft model looks ahead
+        if context.step > self._tokens.size(2):  # a draft model looks ahead
             return self._ahead(context.tokens, 1)
+        if self._features is None:
+            self._features = self._read(context.tokens, member.encoder_out, member.state)
         return self._features
 
     def peek(self, context: StepContext, tokens: Tensor) -> Tensor:
@@ -109,19 +124,32 @@ class OwnMember(Component):
 
     def advance(self, active: Candidates) -> None:
         """See ``Component.advance``."""
+        super().advance(active)
+        self._tokens = torch.cat([self._tokens, active.tokens.unsqueeze(2)], dim=2)
         self._member.reorder_beams(active.beams)
         self._features = None
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Component.select_sentences``."""
+        super().select_sentences(keep)
         self._member.select_sentences(keep)
         if self._features is not None:
             of_sentences = self._features.view(-1, self._member.beam_size, self._features.size(-1))
             self._features = of_sentences.index_select(0, keep).flatten(0, 1)
 
     def merge(self, other: Self) -> None:
-        """See ``Component.merge``."""
+        """See ``Component.merge``; states read before what they have not seen, except the newest tokens."""
+        length = max(self._tokens.size(2), other._tokens.size(2))
+        for one in (self, other):
+            member, tokens = one._member, one._tokens[..., :-1].flatten(0, 1)
+            if member.model.decoder.positions_seen(member.state) <= tokens.size(1):
+                one._read(tokens, member.encoder_out, member.state)
+            one._tokens = F.pad(one._tokens, (length - one._tokens.size(2), 0))
+        super().merge(other)
         self._member.merge(other._member)
+        unseen = int(self._member.state.start_offsets.min())
+        self._member.crop(unseen)
+        self._tokens = self._tokens[..., unseen:]
 
     def fork(self) -> Self:
         """See ``Component.fork``."""

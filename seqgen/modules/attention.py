@@ -178,7 +178,7 @@ def _as_groups(x: Tensor, groups: int) -> Tensor:
 
 
 def soft_capped(x: Tensor, bound: float) -> Tensor:
-    """Bound values smoothly: ``bound * tanh(x / bound)``, close to ``x`` where it is small (Gemma 2, section 2)."""
+    """Bound values smoothly: ``bound * tanh(x / bound)``, close to ``x`` where it is small (Gemma 2)."""
     return torch.tanh(x / bound) * bound
 
 

@@ -164,6 +164,7 @@ class LanguageModelDecoder(IncrementalDecoder):
         """See ``IncrementalDecoder.roll_back``; with the first position, the prompt is rolled back too."""
         if positions and positions == self.positions_seen(incremental_state):
             incremental_state.clear()
+            getattr(incremental_state, "shared", {}).clear()
         else:
             super().roll_back(incremental_state, positions)
 

@@ -371,7 +371,7 @@ class MultiheadAttention(StatefulModule):
 
 
 class MergedAttention(MultiheadAttention):
-    """Causal self-attention and encoder-decoder attention in one: a softmax over the positions of both.
+    """Causal self-attention and encoder-decoder attention in one: one softmax over both.
 
     Keys and values of the target and of the source have the same projection and norm; those of the source are not
     rotated. The module state has two caches: that of the target is one of self-attention, the other a ``StaticCache``.

@@ -48,6 +48,7 @@ class InputLine:
         ends_line: false for a part of a line that is not its last one.
         extras: values of line stages, by name.
         columns: further inputs of the models, see ``Task.split_columns``.
+        longest_output: tokens of its longest output, end-of-sentence not counted.
     """
 
     number: int
@@ -63,6 +64,7 @@ class InputLine:
     ends_line: bool = True
     extras: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
+    longest_output: int = 0
 
     @property
     def length(self) -> int:
@@ -243,7 +245,8 @@ class InputEncoder:
         longest = self.longest_output(sources)
         demanded, phrases = self._encode_phrases(read.demanded, longest + 2, notes)
         prefix_tokens = self._encode_prefix(read, longest, notes) if read.prefix else ()
-        return replace(read, sources=sources, demanded=demanded, phrases=phrases, prefix_tokens=prefix_tokens)
+        read = replace(read, sources=sources, longest_output=longest)
+        return replace(read, demanded=demanded, phrases=phrases, prefix_tokens=prefix_tokens)
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.decoding.building import Resources
 from seqgen.registry import MissingAddonError, Registry, import_declared
 from seqgen.text.input_line import InputLine
-from seqgen.text.results import Translation
+from seqgen.text.results import DecodedLine, TextHypothesis, Translation
 
 LINE_STAGES = Registry("line stage", "line_stage")
 """The line stages that are registered, by name."""
@@ -37,8 +37,14 @@ _DECLARED = {
     "quality_features": "seqgen.addons.confidence.stage",
     "confidence": "seqgen.addons.confidence.stage",
     "certificate": "seqgen.addons.catalogue.certificate",
+    "rewriters": "seqgen.addons.rewriting.stage",
+    "replace_unknown": "seqgen.addons.rewriting.unknown_words",
 }
 """By the key of ``generation`` that selects a stage: the module that registers it; only such a key imports it."""
+
+
+Score: TypeAlias = Callable[[Sequence[tuple[InputLine, TextHypothesis]]], Iterable[TextHypothesis]]
+"""Gives hypotheses of lines the scores of the models that decode."""
 
 
 class LineOrder(enum.IntEnum):
@@ -124,6 +130,17 @@ class LineStage:
         """
         return line
 
+    def rewrite(self, lines: Sequence[InputLine], decoded: Sequence[DecodedLine], score: Score) -> None:
+        """Change the lists of hypotheses of many lines, before they are ranked, or the lists of notes.
+
+        Lines of a decode with such a stage are ranked in groups. It cannot be streamed.
+
+        Args:
+            lines: lines of which at least one hypothesis was found.
+            decoded: for each of them the translation, without hypotheses, and the hypotheses, best first.
+            score: scores hypotheses that have no ``positional_scores``.
+        """
+
     def write(self, line: InputLine, translation: Translation) -> Translation:
         """Change the translation of a line, or add extras to it.
 
@@ -201,6 +218,7 @@ class LineStages:
     Attributes:
         splitter: the stage that divides lines; ``None`` if they are decoded as they are.
         unstreamed: a stage whose outputs cannot be streamed, if there is one.
+        rewriting: the stages that change lists of hypotheses.
         needs_all: whether a stage writes all hypotheses of the search, not only ``nbest`` of them.
         reads_empty: whether a stage reads empty lines.
 
@@ -209,10 +227,11 @@ class LineStages:
     """
 
     def __init__(self, cfg: GenerationConfig, resources: Resources):
-        built = {name: stage.build(cfg, resources) for name, stage in stages_of(cfg).items()}
+        built = {name: stage.build(cfg, resources) for name, stage in stages_of(cfg, resources.objects).items()}
         self._stages = {name: stage for name, stage in built.items() if stage is not None}
         self.splitter = next((stage for stage in self._stages.values() if stage.splits), None)
         self.unstreamed = next((each for each in self._stages.values() if not each.streams), None)
+        self.rewriting = [each for each in self._stages.values() if type(each).rewrite is not LineStage.rewrite]
         self.needs_all = any(stage.order == LineOrder.HYPOTHESES for stage in self._stages.values())
         self.reads_empty = any(stage.reads_empty for stage in self._stages.values())
 
@@ -261,11 +280,12 @@ class LineStages:
         return Counter({f"{name}.{key}": value for name, found in pairs for key, value in found.items()})
 
 
-def stages_of(cfg: GenerationConfig | None = None) -> dict[str, type[LineStage]]:
+def stages_of(cfg: GenerationConfig | None = None, chosen: Iterable[str] = ()) -> dict[str, type[LineStage]]:
     """The stages by name, in their order.
 
     Args:
         cfg: the decoding settings, which select some; ``None`` for all that are installed.
+        chosen: keys that select stages, too, because they have objects.
 
     Raises:
         MissingAddonError: a selected stage belongs to an add-on that is not installed.
@@ -276,7 +296,8 @@ def stages_of(cfg: GenerationConfig | None = None) -> dict[str, type[LineStage]]
                 import_declared(module, f"generation.{key}")
     found: dict[str, Any] = {entry.name: entry.component for entry in LINE_STAGES.entries()}
     in_order = sorted(found.items(), key=lambda pair: (pair[1].order, pair[0]))
-    return {name: stage for name, stage in in_order if cfg is None or not stage.key or getattr(cfg, stage.key)}
+    chosen = ("", *chosen)
+    return {name: stage for name, stage in in_order if cfg is None or stage.key in chosen or getattr(cfg, stage.key)}
 
 
 def summaries(cfg: GenerationConfig, counts: Mapping[str, int]) -> list[str]:

@@ -35,8 +35,7 @@ def cross_vocabulary(members: Sequence[TextModel]) -> Any:
     """
     if all(share_vocabulary(members[0], member) for member in members[1:]):
         return None
-    what = "an ensemble of models with different target vocabularies"
-    return import_declared("seqgen.addons.cross_vocabulary.ensemble", what).CrossVocabulary(members)
+    return import_declared("seqgen.addons.cross_vocabulary.ensemble", "mixing of vocabularies").CrossVocabulary(members)
 
 
 def settings_of_models(members: Sequence[TextModel], settings: Settings) -> list[dict[str, Any]]:

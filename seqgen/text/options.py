@@ -1,10 +1,10 @@
-"""The keys of decoding lines of text: languages, reranking, and unknown words."""
+"""The keys of decoding lines of text: languages, and reranking."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.options import FILES, KEEPS_SCORES, MODEL, NOT_IN_TRAINING, SCORES_TARGETS, Requirement, decoding_key
+from seqgen.config.options import KEEPS_SCORES, MODEL, NOT_IN_TRAINING, SCORES_TARGETS, Requirement, decoding_key
 
 _SEVERAL_OUTPUTS = Requirement(
     lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),
@@ -45,17 +45,4 @@ class RerankingOptions:
         MODEL | KEEPS_SCORES | NOT_IN_TRAINING,
         Requirement(lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
         _SEVERAL_OUTPUTS,
-    )
-
-
-@dataclass
-class UnknownWordOptions:
-    """What becomes of unknown words."""
-
-    replace_unknown: str = decoding_key(
-        "",
-        "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
-        "with lines SOURCE<tab>TARGET",
-        FILES | KEEPS_SCORES | NOT_IN_TRAINING,
-        role="input_path",
     )

@@ -84,7 +84,7 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
 
 
 _FIELDS = (
-    *("text", "tokens", "score", "positional_scores", "model_score", "member_scores", "member_tokens"),
+    *("text", "origin", "tokens", "score", "positional_scores", "model_score", "member_scores", "member_tokens"),
     *("utility", "rerank_score", "alignment", "fields"),
 )
 """The values of a hypothesis that JSON has, if they are known."""
@@ -96,7 +96,8 @@ def _hypothesis(item: TextHypothesis, members: int, dictionary: Dictionary) -> d
         rows = zip(item.top_tokens.tolist(), item.top_scores.double().exp().tolist(), strict=True)
         top = [[[token, dictionary.symbol(token), p] for token, p in zip(*row, strict=True) if p > 0] for row in rows]
         values["top_tokens"] = top
-    return {name: value for name, value in values.items() if value is not None and (name != "fields" or value)}
+    optional = ("origin", "fields")
+    return {name: value for name, value in values.items() if value is not None and (name not in optional or value)}
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -180,6 +181,8 @@ def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writ
         columns["score"] = f"{translation.score:.4f}" if translation.hypotheses else ""
         for stage in stages:
             columns |= stage.columns(translation)
+        if getattr(decoding.cfg, "rewriters", []):
+            columns["origin"] = translation.hypotheses[0].origin if translation.hypotheses else ""
         rows = [[*columns]] if translation.id == 0 else []
         return "".join("\t".join(map(_field, row)) + "\n" for row in [*rows, [*columns.values()]])
 

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import keys_tagged
 from seqgen.config.options import LISTS_OUTPUTS
@@ -33,13 +31,11 @@ class OutputNotes:
         cfg: the decoding settings.
         setup: how outputs are decoded.
         task: the task of the first model.
-        longest_output: maps the sources of a line to the tokens of its longest output, end-of-sentence not counted.
     """
 
     cfg: GenerationConfig
     setup: DecodingSetup
     task: Task
-    longest_output: Callable[[Sequence[Tensor]], int]
 
     def on_search(self, line: InputLine, hypotheses: Sequence[Hypothesis], find: Callable[[], str]) -> list[str]:
         """Notes on a search that found no hypothesis, or fewer than ``nbest``.
@@ -63,7 +59,7 @@ class OutputNotes:
 
     def on_outputs(self, line: InputLine, hypotheses: Sequence[TextHypothesis]) -> list[str]:
         """Notes on the first hypothesis that a limit has cut off, and on a best output that is much too short."""
-        longest = self.longest_output(line.sources)
+        longest = line.longest_output
         if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
         cuts = [self._cut(item, longest) for item in hypotheses]
@@ -100,7 +96,7 @@ class OutputNotes:
         )
         listing = next((key for key in keys_tagged(LISTS_OUTPUTS) if getattr(cfg, key)), "")
         rest = f" (it is only the beginning of a line of generation.{listing})" if listing and not whole else ""
-        if item.member_tokens is not None and not whole:
+        if item.member_tokens is not None and not whole and not item.timed_out:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         longest -= forces_end and not whole  # Marian's search ends there without an end token
         if size > longest and (forces_end or not whole):

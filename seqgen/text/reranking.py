@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -23,46 +23,59 @@ from seqgen.core.contract import check_returned, contract_error
 from seqgen.core.errors import ConfigError, shown
 from seqgen.decoding.building import Resources, build_component
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.results import DecodedLine, TextHypothesis, Translation
 
 Matrix: TypeAlias = NDArray[numpy.float64]
-"""A float64 array: ``(n, n)`` utilities of ``n`` texts, or counts of units."""
+"""A float64 array: ``(n, m)`` utilities of ``n`` texts with ``m`` references, or counts of units."""
+
+
+@dataclass(frozen=True)
+class UtilityLine:
+    """The outputs for one source, and what they are compared with.
+
+    Attributes:
+        source: what the first model reads.
+        texts: ``N`` outputs.
+        references: ``M`` texts, some of which may also be among ``texts``.
+    """
+
+    source: str
+    texts: Sequence[str]
+    references: Sequence[str]
 
 
 class Utility(Component):
-    """Measures the quality of a text with another text as the reference; a subclass implements ``__call__``.
+    """Measures the quality of texts with other texts as references.
 
-    A class that is registered with ``@register_utility`` can be chosen by name (``generation.mbr``). Utilities
-    have one scale, that of sacreBLEU's scores: 100 for a perfect output, 0 for a useless one. Rankings need only their
-    order, but training with a ``SequenceCriterion`` needs the scale.
+    A subclass implements ``__call__``, or ``of_lines`` if it is faster for many lines together. A class that is
+    registered with ``@register_utility`` can be chosen by name (``generation.mbr``). Utilities have one scale, that of
+    sacreBLEU's scores: 100 for a perfect output, 0 for a useless one. Rankings need only their order, but training with
+    a ``SequenceCriterion`` needs the scale.
     """
 
     setting = "mbr"
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
-        """Compare all pairs of texts.
+    def __call__(self, line: UtilityLine) -> Matrix:
+        """Compare the outputs for one source with references.
 
         Args:
-            texts: ``N`` distinct outputs for one source.
-
-        Returns:
-            ``(N, N)`` utilities: row ``i``, column ``j`` has that of text ``i`` with text ``j`` as the reference.
-        """
-        raise NotImplementedError
-
-    def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-        """Compare texts with references; a subclass that need not compare all pairs of both overrides it.
-
-        Args:
-            texts: ``N`` outputs for one source.
-            references: ``M`` texts, some of which may also be among ``texts``.
+            line: the source, ``N`` outputs and ``M`` references.
 
         Returns:
             ``(N, M)`` utilities: row ``i``, column ``j`` has that of text ``i`` with reference ``j``.
         """
-        index = {text: i for i, text in enumerate(dict.fromkeys([*texts, *references]))}
-        rows, columns = [index[text] for text in texts], [index[text] for text in references]
-        return self(list(index))[numpy.ix_(rows, columns)]
+        return self.of_lines([line])[0]
+
+    def of_lines(self, lines: Sequence[UtilityLine]) -> list[Matrix]:
+        """Compare the outputs of several lines, which are decoded or trained together.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            For each line what ``__call__`` returns.
+        """
+        return [self(line) for line in lines]
 
 
 class NgramUtility(Utility):
@@ -94,17 +107,13 @@ class NgramUtility(Utility):
         """
         raise NotImplementedError
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
+    def __call__(self, line: UtilityLine) -> Matrix:
         """See ``Utility``."""
-        return self.compare(texts, texts)
-
-    def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-        """See ``Utility.compare``."""
-        sequences = [self.units(text) for text in (*texts, *references)]
+        sequences = [self.units(text) for text in (*line.texts, *line.references)]
         counted = []
         for n in range(1, self.order + 1):
             counts = count_ngrams(sequences, n)
-            text, reference = counts[: len(texts)], counts[len(texts) :]
+            text, reference = counts[: len(line.texts)], counts[len(line.texts) :]
             matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in text])
             counted.append((matches, text.sum(1), reference.sum(1)))
         return self.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))
@@ -123,62 +132,61 @@ def utility_from_config(cfg: GenerationConfig, resources: Resources) -> Utility:
     return build_component(UTILITIES, cfg.mbr, Utility, cfg, resources)
 
 
-def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[float]:
+def expected_utilities(lines: Sequence[tuple[str, Sequence[str]]], utility: Utility) -> list[list[float]]:
     """Compute the mean utility of each candidate, with every candidate, itself included, as the reference.
 
     A text that was sampled several times counts several times as a reference.
 
     Args:
-        candidates: outputs for one source.
+        lines: for each line, its source and the candidates.
         utility: compares all pairs of texts.
 
     Returns:
-        The expected utility of each candidate.
+        For each line, the expected utility of each candidate.
     """
-    times = Counter(candidates)
-    texts = list(times)
-    means = compare_texts(utility, texts, texts) @ numpy.array(list(times.values())) / len(candidates)
-    return [float(means[texts.index(text)]) for text in candidates]
+    texts = [list(dict.fromkeys(candidates)) for _, candidates in lines]
+    compared = compare_texts(utility, [UtilityLine(one[0], own, own) for one, own in zip(lines, texts, strict=True)])
+    rows = [[own.index(text) for text in candidates] for (_, candidates), own in zip(lines, texts, strict=True)]
+    return [matrix[numpy.ix_(row, row)].mean(1).tolist() for matrix, row in zip(compared, rows, strict=True)]
 
 
-def compare_texts(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-    """Compare texts with references, all pairs of texts if both are the same, and check what the utility returns.
+def compare_texts(utility: Utility, lines: Sequence[UtilityLine]) -> list[Matrix]:
+    """Compare the outputs of several lines with references, and check what the utility returns.
 
     Raises:
-        DecodingError: it is no array ``(N, M)`` of numbers, or one of them is not finite.
+        DecodingError: it is no array ``(N, M)`` of numbers for each line, or one of them is not finite.
     """
-    same = texts is references
-    method, result = ("__call__", utility(texts)) if same else ("compare", utility.compare(texts, references))
-    kind: Any = numpy.ndarray
-    found: Matrix = check_returned(utility, method, result, kind)
-    shape = (len(texts), len(references))
-    if found.shape != shape or found.dtype.kind not in "fiu" or not numpy.isfinite(found).all():
-        raise contract_error(
-            utility, method, f"must return {shape} finite numbers but returns {found.shape} of {found.dtype}"
-        )
+    found = _of_lines(utility, lines)
+    for line, matrix in zip(lines, found, strict=True):
+        shape, given = (len(line.texts), len(line.references)), getattr(matrix, "shape", None)
+        if given != shape or matrix.dtype.kind not in "fiu" or not numpy.isfinite(matrix).all():
+            what = f"must return {shape} finite numbers, not {shown(matrix.tolist() if given else matrix)}"
+            raise contract_error(utility, "__call__", what)
     return found
 
 
-def call_reranker(reranker: Reranker, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
-    """Score the hypotheses of a line, and check what the reranker returns.
+def call_reranker(reranker: Reranker, lines: Sequence[DecodedLine]) -> Iterator[list[float]]:
+    """Score the hypotheses of several lines, and check what the reranker returns.
 
     Raises:
-        DecodingError: it is not a number for each hypothesis.
+        DecodingError: it is not a number for each hypothesis of each line.
     """
-    scores = reranker(translation, hypotheses)
-    try:
-        numbers = [] if isinstance(scores, str | dict) else [float(score) for score in scores]
-    except (TypeError, ValueError):
-        numbers = []
-    if len(numbers) != len(hypotheses) or any(map(math.isnan, numbers)):
-        what = f"must return a number for each of {len(hypotheses)} hypotheses but returns {shown(scores)}"
-        raise contract_error(reranker, "__call__", what)
-    return numbers
+    for (_, hypotheses), scores in zip(lines, _of_lines(reranker, lines), strict=True):
+        try:
+            numbers = [] if isinstance(scores, str | dict) else [float(score) for score in scores]
+        except (TypeError, ValueError):
+            numbers = []
+        if len(numbers) != len(hypotheses) or any(map(math.isnan, numbers)):
+            what = f"must return a number for each of {len(hypotheses)} hypotheses but returns {shown(scores)}"
+            raise contract_error(reranker, "__call__", what)
+        yield numbers
 
 
-def by_expected_utility(utilities: Sequence[float]) -> list[int]:
-    """The indices of candidates by decreasing utility; candidates with equal utilities keep their order."""
-    return sorted(range(len(utilities)), key=lambda index: -utilities[index])
+def _of_lines(owner: Utility | Reranker, lines: Sequence[Any]) -> list[Any]:
+    found: list[Any] = check_returned(owner, "of_lines", owner.of_lines(lines), list)
+    if len(found) != len(lines):
+        raise contract_error(owner, "of_lines", f"must return {len(lines)} results but returns {len(found)}")
+    return found
 
 
 @dataclass
@@ -270,8 +278,9 @@ def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> Matrix:
 
 
 class Reranker(Component):
-    """Scores the hypotheses of a line; a subclass implements ``__call__``.
+    """Scores the hypotheses of a line.
 
+    A subclass implements ``__call__``, or ``of_lines`` if it is faster for many lines together.
     A reranker registered with ``@register_reranker`` is selected by its name (``generation.rerank``). It receives all
     hypotheses of the search, of which the ``nbest`` with the highest scores remain.
 
@@ -281,13 +290,6 @@ class Reranker(Component):
     """
 
     setting = "rerank"
-
-    def prepare(self, lines: Sequence[Translation]) -> None:
-        """Receive lines before their hypotheses are scored, for work that is faster for many lines together.
-
-        Args:
-            lines: consecutive lines, without hypotheses; empty lines included.
-        """
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Sequence[float]:
         """Score the hypotheses of one line.
@@ -299,7 +301,18 @@ class Reranker(Component):
         Returns:
             A score for each; the higher, the better. Hypotheses with equal scores keep their order.
         """
-        raise NotImplementedError
+        return self.of_lines([(translation, [*hypotheses])])[0]
+
+    def of_lines(self, lines: Sequence[DecodedLine]) -> list[Sequence[float]]:
+        """Score the hypotheses of several lines, which are decoded together.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            For each line what ``__call__`` returns.
+        """
+        return [self(*line) for line in lines]
 
 
 class Ranker:
@@ -327,16 +340,20 @@ class Ranker:
                 "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
             )
 
-    def ranked(self, line: Translation, found: Sequence[TextHypothesis]) -> list[TextHypothesis]:
-        """The hypotheses of a line, best first.
+    def ranked(self, lines: Sequence[DecodedLine]) -> list[list[TextHypothesis]]:
+        """The hypotheses of each line, best first.
 
         Args:
-            line: the line, without hypotheses.
-            found: the hypotheses in the order of the search; at least one.
+            lines: the lines.
         """
+        scores: list[list[Any]]
         if self.utility is not None:
-            utilities = expected_utilities([item.text for item in found], self.utility)
-            return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
-        assert self.reranker is not None
-        scores = call_reranker(self.reranker, line, found)
-        return [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]
+            texts = [(line.member_sources[0], [item.text for item in found]) for line, found in lines]
+            scores, field = expected_utilities(texts, self.utility), "utility"
+        else:
+            assert self.reranker is not None
+            scores, field = list(call_reranker(self.reranker, lines)), "rerank_score"
+        return [
+            [replace(found[i], **{field: row[i]}) for i in sorted(range(len(row)), key=row.__getitem__, reverse=True)]
+            for (_, found), row in zip(lines, scores, strict=True)
+        ]

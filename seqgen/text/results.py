@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ class TextHypothesis(Hypothesis):
 
     Attributes:
         text: the decoded tokens, newlines included.
+        origin: the rewriter that added it, and what that says of it (``pool:runs/b``); empty for one of the search.
         utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
         rerank_score: the score of the reranker, if ``generation.rerank`` names one.
         model_score: the score without temperature, penalties and other processors, if requested.
@@ -39,6 +40,7 @@ class TextHypothesis(Hypothesis):
     """
 
     text: str = ""
+    origin: str = ""
     utility: float | None = None
     rerank_score: float | None = None
     model_score: float | None = None
@@ -121,6 +123,10 @@ class Translation:
         return len(self.hypotheses[0].tokens) if self.hypotheses else 0
 
 
+DecodedLine: TypeAlias = tuple[Translation, list[TextHypothesis]]
+"""A line without hypotheses, and its hypotheses as the search or rewriters order them; at least one."""
+
+
 def attend_to_source(hypothesis: Hypothesis, width: int, length: int, left_pad: bool) -> Hypothesis:
     """Remove the columns of padding from the attention, and compute the alignment.
 
@@ -181,9 +187,12 @@ class Details:
         """
         lengths, further = [len(item.tokens) for item in items], [dict[str, Any]() for _ in items]
         if self.scores:
-            for values, one, length in zip(further, scorer.score(batch, lengths), lengths, strict=True):
-                score = float(ranking.score(one.hypothesis.positional_scores.sum(), length))
+            for item, values, one in zip(items, further, scorer.score(batch, lengths), strict=True):
+                positional = one.hypothesis.positional_scores
+                score = float(ranking.score(positional.sum(), len(positional)))
                 values |= {"model_score": score, "member_scores": one.member_scores}
+                if not len(item.positional_scores):  # the search did not find it
+                    values |= {"score": score, "positional_scores": positional}
         if self.hidden:
             features = scorer.features(batch)
             for row, (values, length) in enumerate(zip(further, lengths, strict=True)):

@@ -1,7 +1,7 @@
 """Decoding of lines: they are encoded, batched, decoded, and returned as one translation for each line, in order.
 
 Data passes through ``InputEncoder`` (lines to ids), ``Batcher`` (ids to batches), the generator (batches to
-hypotheses), ``Ranker`` (their order) and ``OutputNotes``.
+hypotheses), ``LineStages`` and ``Ranker`` (their order) and ``OutputNotes``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from seqgen.config.settings import ResolvedSettings
-from seqgen.config.values import value_text
 from seqgen.core.errors import ConfigError
-from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.data.pair_dataset import pad_rows
@@ -34,8 +32,7 @@ from seqgen.text.line_stages import LineStages
 from seqgen.text.members import TextModel
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
-from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
-from seqgen.text.unknown_words import UnknownWords
+from seqgen.text.results import DecodedLine, Details, TextHypothesis, Translation, attend_to_source
 from seqgen.text.word_streaming import WordStreamer, continuation
 
 BUFFER_SIZE = 4096
@@ -50,7 +47,7 @@ class TextDecoding:
 
     Args:
         members: the models, which share one target vocabulary.
-        settings: the decoding settings; their objects ``mbr`` and ``rerank`` rank hypotheses.
+        settings: the decoding settings; their objects ``rewriters``, ``mbr`` and ``rerank`` add and rank hypotheses.
         generator: made from the same models and settings.
         details: which optional fields of hypotheses are computed.
         streamer: receives tokens or words as they are generated; lines are then decoded in their order instead of
@@ -89,7 +86,6 @@ class TextDecoding:
         self.device = next(self.models[0].parameters()).device
         readers = [*self.members, *([] if draft is None else [draft])]
         target = self.task.target_tokenizer
-        self.unknown_words = UnknownWords(self.task, cfg.replace_unknown) if cfg.replace_unknown else None
         resources = Resources.of(
             cfg,
             target.dictionary,
@@ -99,6 +95,7 @@ class TextDecoding:
             models=self.members,
             observers=setup.observers,
             ensemble=settings.ensemble,
+            objects=settings.objects,
         )
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages(cfg, resources), setup.limits.last_steps
@@ -106,12 +103,11 @@ class TextDecoding:
         self.input_encoder = InputEncoder(readers, cfg, last_steps, [*sources, *sources[:1]], len(self.members), *read)
         of_batches = (self.input_encoder.languages, cfg.batch_size, cfg.max_tokens, setup.beam_size, setup.vocab_size)
         self.batcher = Batcher(readers, *of_batches, streamer is not None, self.device)
-        if (stage := self.stages.unstreamed) is not None and streamer is not None:
-            given = f"generation.{stage.key}={value_text(getattr(cfg, stage.key))}"
-            raise ConfigError(f"{given} cannot be streamed; remove it, or do not stream")
+        if (stage := self.stages.unstreamed or next(iter(self.stages.rewriting), None)) and streamer is not None:
+            raise ConfigError(f"generation.{stage.key} cannot be streamed; remove it, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
-        self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
+        self.output_notes = OutputNotes(cfg, setup, self.task)
 
     @cached_property
     def scorer(self) -> SequenceScorer:
@@ -125,7 +121,7 @@ class TextDecoding:
         lines: Iterable[str],
         prefixes: Iterable[str] | None = None,
         buffer_size: int = 0,
-        first_number: int = 0,
+        numbers: Iterable[int] | None = None,
         on_line: Callable[[], None] | None = None,
     ) -> Iterator[Translation]:
         """Decode lines.
@@ -135,7 +131,8 @@ class TextDecoding:
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
             buffer_size: number of lines that are read, batched by length and decoded together; 0 for
                 ``cfg.buffer_size``, and for ``BUFFER_SIZE`` if that is 0, too.
-            first_number: number of the first line. The ids of translations and the random numbers depend on it.
+            numbers: number of each line, its ``Translation.id``, on which random numbers depend; counted from 0 by
+                default.
             on_line: called when a line is decoded, which is before its translation is yielded.
 
         Yields:
@@ -148,7 +145,7 @@ class TextDecoding:
         if streamer is not None:
             streamer.bind(self._decode_ids)
         with nullcontext() if streamer is None else closing(streamer):
-            numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
+            numbered = zip(numbers or itertools.count(), with_prefixes(lines, prefixes), strict=bool(numbers))
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
                 split = [self.stages.split(self.input_encoder.read(number, *pair)) for number, pair in buffer]
@@ -202,11 +199,8 @@ class TextDecoding:
         """
         read, waiting = {part.number: part for part in parts}, lines
         while waiting:
-            if self.ranker is not None and self.ranker.reranker is not None:
-                self.ranker.reranker.prepare([line.translation() for line in waiting])
             again = []
-            for line, hypotheses, width in self._decoded([line for line in waiting if line.sources]):
-                translation = self._translation(line, hypotheses, width)
+            for line, translation in self._ranked([line for line in waiting if line.sources]):
                 asked = self.stages.again(read[line.number], translation)
                 if asked is not None and (encoded := self.input_encoder.encode(asked)).sources:
                     read[line.number] = asked
@@ -214,6 +208,26 @@ class TextDecoding:
                 else:
                     yield line, translation
             waiting = again
+
+    def _ranked(self, lines: Sequence[InputLine]) -> Iterator[tuple[InputLine, Translation]]:
+        """Decode lines, let stages and the ranker change their hypotheses, and note what a user should know.
+
+        Yields:
+            Each line when it is done, and its translation.
+        """
+        found = ((line, self._with_texts(line, items, width)) for line, items, width in self._decoded(lines))
+        for group in _groups(found, self.cfg.batch_size if self.ranker or self.stages.rewriting else 1):
+            some = [(line, each) for line, each in group if each[1]]
+            readers, decoded = [line for line, _ in some], [each for _, each in some]
+            for stage in self.stages.rewriting if some else ():
+                stage.rewrite(readers, decoded, partial(self._detailed, Details(scores=True)))
+            if self.ranker is not None and some:
+                for (_, hypotheses), in_order in zip(decoded, self.ranker.ranked(decoded), strict=True):
+                    hypotheses[:] = in_order
+            for line, (translation, hypotheses) in group:
+                notes = self.output_notes.on_search(line, hypotheses, partial(self._forbidding, line))
+                done = replace(translation, hypotheses=hypotheses, notes=[*translation.notes, *notes])
+                yield line, self._written(line, done)
 
     def _decoded(self, lines: Sequence[InputLine]) -> Iterator[tuple[InputLine, Sequence[Hypothesis], int]]:
         """Decode lines, in batches or as one batch that waiting lines join.
@@ -256,28 +270,22 @@ class TextDecoding:
             arguments["streamer"] = self.streamer
         return arguments
 
-    def _translation(self, line: InputLine, hypotheses: Sequence[Hypothesis], width: int) -> Translation:
-        """Decode the hypotheses of a line to text, rank them, and note what a user should know about them.
+    def _with_texts(self, line: InputLine, hypotheses: Sequence[Hypothesis], width: int) -> DecodedLine:
+        """Decode the hypotheses of a line to text.
 
         Args:
             line: the line.
             hypotheses: ids and scores, best first.
             width: columns of the batch's source, over which attention is defined; 0 without attention.
         """
-        notes, found = self.output_notes.on_search(line, hypotheses, lambda: self._forbidding(line)), []
-        prompt, unk = self.task.prompt(line.sources[0]).tolist(), self.task.target_dictionary.unk()
-        for hypothesis in hypotheses if self.ranker or self.stages.needs_all else hypotheses[: self.cfg.nbest]:
+        prompt, found = self.task.prompt(line.sources[0]).tolist(), []
+        needs_all = self.ranker or self.stages.rewriting or self.stages.needs_all
+        for hypothesis in hypotheses if needs_all else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
             tokens = aligned.tokens
             text = continuation(self._decode_ids, prompt, tokens.tolist()) if prompt else self.task.decode(tokens)
-            if self.unknown_words is not None and unk in tokens:
-                if aligned.alignment is not None:
-                    text = self.unknown_words.text(aligned, line)
-                else:
-                    notes.append("unknown words are not replaced: the model returns no attention weights")
             found.append(TextHypothesis(**vars(aligned), text=text))
-        ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
-        return self._written(line, line.translation(ranked, notes))
+        return line.translation(), found
 
     def _forbidding(self, line: InputLine) -> str:
         """The class of the component that forbids all outputs of a line, which is decoded again; empty if none does."""
@@ -306,19 +314,39 @@ class TextDecoding:
     def _with_details(self, found: Sequence[tuple[InputLine, Translation]]) -> Iterator[Translation]:
         """Run the models over the hypotheses of some lines, for their optional fields."""
         pairs = [(line, item) for line, translation in found for item in translation.hypotheses]
-        longest = max((len(item.tokens) for _, item in pairs), default=1)
-        # the attention weights of all layers and heads of many rows would not fit into memory
-        rows = 1 if self.details.internals else max(1, RESCORED_TOKENS // longest)
-        batches = [pairs[start : start + rows] for start in range(0, len(pairs), rows)]
-        detailed = itertools.chain.from_iterable(map(self._detailed, batches))
+        detailed = self._detailed(self.details, pairs)
         for _, translation in found:
             hypotheses = list(itertools.islice(detailed, len(translation.hypotheses)))
             yield replace(translation, hypotheses=hypotheses)
 
-    def _detailed(self, pairs: Sequence[tuple[InputLine, TextHypothesis]]) -> list[TextHypothesis]:
-        """Some hypotheses with their optional fields."""
-        if pairs and pairs[0][1].member_scores is not None:  # the search of different vocabularies has computed them
-            return [item for _, item in pairs]
-        batch = self.batcher.collate([(line, item.tokens) for line, item in pairs], self.members)
-        ranking = Ranking(self.cfg.normalize_scores, self.cfg.length_penalty, self.cfg.length_penalty_form)
-        return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)
+    def _detailed(
+        self, details: Details, pairs: Sequence[tuple[InputLine, TextHypothesis]]
+    ) -> Iterator[TextHypothesis]:
+        """Some hypotheses with their optional fields, and with scores if they have none."""
+        longest = max((len(item.tokens) for _, item in pairs), default=1)
+        # the attention weights of all layers and heads of many rows would not fit into memory
+        rows = 1 if details.internals else max(1, RESCORED_TOKENS // longest)
+        for start in range(0, len(pairs), rows):
+            some = pairs[start : start + rows]
+            items = [item for _, item in some]
+            if items[0].member_tokens is None:  # the search of different vocabularies has computed them
+                batch = self.batcher.collate([(line, item.tokens) for line, item in some], self.members)
+                items = details.added(items, batch, self.scorer, self.generator.setup.ranking)
+            yield from items
+
+
+def _groups(found: Iterable[tuple[InputLine, DecodedLine]], size: int) -> Iterator[list[tuple[InputLine, DecodedLine]]]:
+    """Gather ``size`` lines at a time; if memory runs out, those before are still yielded before the error."""
+    group = list[tuple[InputLine, DecodedLine]]()
+    try:
+        for each in found:
+            group.append(each)
+            if len(group) == size:
+                yield group
+                group = []
+    except Exception as error:
+        if out_of_memory(error):
+            error.with_traceback(None)  # its frames would keep memory
+            yield group
+        raise
+    yield group

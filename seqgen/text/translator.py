@@ -54,6 +54,8 @@ _DECODING = threading.RLock()
 """Held while texts are decoded: switches and the number of threads of PyTorch belong to the whole process."""
 _ARGUMENTS = {"search": "search_strategy", "stopping_rules": "stopping"}
 """The parameters of ``build_generator`` that have another name than the key whose objects they take."""
+_AFTER_SEARCH = ("rewriters", "mbr", "rerank")
+"""The keys whose objects are not parts of the search."""
 
 Model: TypeAlias = str | Path | TextModel
 """A path for ``load_model``, or a model that it returned."""
@@ -185,8 +187,8 @@ class Translator:
             return_internals: whether they have the hidden states and attention weights of all layers.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``FastConfig`` (``**{"search.groups": 3, "fast.use_cache": False}``). ``search``, ``combination``,
-                ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``member_sources``
-                (``MemberSpec``) may also be objects.
+                ``processors``, ``stopping_rules``, ``observers``, ``rewriters``, ``mbr``, ``rerank`` and
+                ``member_sources`` (``MemberSpec``) may also be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -239,15 +241,14 @@ class Translator:
         cfg, given, notes = resolved.generation, resolved.settings, list(resolved.notes)
         if self.dtype and (note := note_on(self.dtype, self.device)):
             notes.append(note)
-        if streaming:
-            _check_streamable({"replace_unknown": cfg.replace_unknown})  # which may be the model's
         if self._across is not None:
             wanted_details = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
             self._across.check(**wanted_details, streaming=streaming)
         elif note := note_if_language_unset(cfg, self.members[0]):
             notes.append(note)
         draft = self._draft(path) if (path := getattr(cfg, "draft", "")) else None
-        generator, of_setup = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
+        need_attention = details.attention or bool(getattr(cfg, "replace_unknown", ""))
+        generator, of_setup = self._build(resolved, need_attention, draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
@@ -263,7 +264,7 @@ class Translator:
         """The generator of a call, with notes on it; that of the last call if it has the same settings and files."""
         key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
         if last is None or last[0] != key:
-            objects = {name: value for name, value in resolved.objects.items() if name not in ("mbr", "rerank")}
+            objects = {name: value for name, value in resolved.objects.items() if name not in _AFTER_SEARCH}
             models = self._specified(objects.pop("member_sources", None))
             further = {_ARGUMENTS.get(name, name): value for name, value in objects.items()}
             if draft is not None:
@@ -433,13 +434,10 @@ def _checked(what: str, texts: Iterable[str]) -> list[str]:
 
 def _check_streamable(values: Mapping[str, Any]) -> None:
     """Refuse settings, given by key, under which generated tokens may still change."""
-    reasons = {
-        "beam": "the best beam may still change",
-        "replace_unknown": "unknown words are replaced when the output is complete",
-    }
     for key, value in values.items():
         if value and value != 1:
-            reason = reasons.get(key, "it needs several beams, and the best one may still change")
+            needs = "" if key == "beam" else "it needs several beams, and "
+            reason = f"{needs}the best beam may still change"
             raise ConfigError(
                 f"generation.{key}={value} cannot be streamed, because {reason}; remove the key, or do not stream"
             )

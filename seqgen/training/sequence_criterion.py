@@ -29,7 +29,7 @@ from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, EncoderOut, Hypothesis, map_tensors
 from seqgen.decoding.building import Resources
 from seqgen.decoding.search.sampling import RandomSearch
-from seqgen.text.reranking import Utility, compare_texts, utility_from_config
+from seqgen.text.reranking import Utility, UtilityLine, compare_texts, utility_from_config
 from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, has_default_forward
 from seqgen.training.cross_entropy import cross_entropy
 
@@ -217,6 +217,12 @@ class SequenceCriterion(Criterion):
         counts = rows.bincount(minlength=batch.target.size(0)).tolist()
         return list(kept.target.cpu().split(counts))
 
+    def source_texts(self, batch: Batch) -> list[str]:
+        """The source of each sentence, which utilities may read."""
+        words, decode = self.task.source_dictionary, self.task.source_tokenizer.decode
+        rows, specials = batch.source.src_tokens.tolist(), {words.eos(), words.pad(), words.bos()}
+        return [decode([token for token in row if token not in specials]) for row in rows]
+
     def utilities(self, batch: Batch, hypotheses: Hypotheses) -> Tensor:
         """Measure hypotheses with the references, by the utility that ``criterion.decode.mbr`` names.
 
@@ -227,10 +233,12 @@ class SequenceCriterion(Criterion):
         Returns:
             ``(N, K)`` float64 utilities, between 0 and 100; 0 where there is no hypothesis.
         """
-        found = []
-        for row, reference in zip(hypotheses, self.references(batch), strict=True):
-            texts = [self.task.decode(one.tokens) for one in row]
-            found.append(torch.from_numpy(compare_texts(self.utility, texts, [self.task.decode(reference)])[:, 0]))
+        decode, references = self.task.decode, self.references(batch)
+        lines = [
+            UtilityLine(source, [decode(one.tokens) for one in row], [decode(reference)])
+            for source, row, reference in zip(self.source_texts(batch), hypotheses, references, strict=True)
+        ]
+        found = [torch.from_numpy(one[:, 0]) for one in compare_texts(self.utility, lines)]
         return pad_sequence(found, batch_first=True).to(batch.ids.device)
 
     def rescore(

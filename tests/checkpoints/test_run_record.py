@@ -12,18 +12,12 @@ import yaml
 import seqgen
 from seqgen.checkpoints.loading import base_digest, load_models
 from seqgen.checkpoints.run_config import RUN_CHECKSUMS, save_generation
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import UserError
-from tests.commands import SMALL_TRANSFORMER, command, corpus, done, refused, sentences, training_arguments
+from seqgen.extend import GenerationConfig, UserError
+from tests.commands import SMALL_TRANSFORMER, command, done, refused, sentences, training_arguments
 from tests.huggingface_t5 import change_config, tiny_folder
 
 LINES = [source for source, _ in sentences(400, 4)]
 UPDATES = "optimization.max_update=6"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,12 @@ from unittest import mock
 import pytest
 
 from seqgen import GenerationConfig, save_generation
-from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered_checkpoints, read_training_state, read_weights
 from seqgen.cli import command as seqgen_command, end_now
 from seqgen.cli.generate import line_progress
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, JobConfig
-from seqgen.core.errors import UserError
-from seqgen.system.files import run_lock
-from seqgen.text.results import Translation
-from seqgen.text.text_decoding import TextDecoding
+from seqgen.extend import TextDecoding, Translation, UserError, load_model, run_lock
 from tests.commands import SMALL_FCONV, command, done, refused, sentences, training_arguments
 
 LOSING = """

@@ -8,9 +8,8 @@ import yaml
 
 from seqgen.cli.command import with_config_files
 from seqgen.cli.keys import every_key
-from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.values import to_dict
+from seqgen.extend import TrainConfig, to_dict
 from tests.cli.test_help import SCHEMAS
 from tests.commands import command
 

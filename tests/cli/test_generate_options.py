@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import seqgen
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError
+from seqgen.extend import ConfigError, GenerationConfig
 from tests.commands import Outcome, command, refused
 
 SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]

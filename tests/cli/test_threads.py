@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.cli import wait_passively_if_busy
-from seqgen.cli.command import set_up_device
-from seqgen.config import CommonConfig
+from seqgen.extend import CommonConfig, set_up_device
 
 
 @pytest.mark.parametrize(
@@ -63,6 +62,7 @@ sys.meta_path.insert(0, Watch())
         (["-m", "users.tool"], "None"),
     ],
 )
+@pytest.mark.slow
 def test_it_is_decided_before_torch_is_imported_by_commands_alone(
     arguments: list[str], found: str, tmp_path: Path
 ) -> None:

@@ -4,15 +4,10 @@ from unittest import mock
 
 import pytest
 
-from seqgen.config import FastConfig, GenerationConfig
-from seqgen.config.compose import compose_given
-from seqgen.config.generate import GenerateConfig
+from seqgen.config import FastConfig, GenerateConfig, GenerationConfig
 from seqgen.config.settings import Layer, ResolvedSettings, Settings
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.errors import ConfigError
-from seqgen.decoding.processors.tokens import Forbid
 from seqgen.decoding.resolution import resolve
-from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.extend import BeamSearch, ConfigError, DiverseBeamSearch, Forbid, compose_given
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 

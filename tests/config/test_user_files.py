@@ -13,16 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from seqgen.checkpoints.loading import load_model
 from seqgen.cli.keys import every_key
-from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.added_options import register_options
+from seqgen.config import CALL, GenerateConfig, GenerationConfig, TrainConfig, keys_tagged, option
 from seqgen.config.compose import compose
-from seqgen.config.generation import keys_tagged
-from seqgen.config.options import CALL
 from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, recorded_files, user_modules
 from seqgen.config.values import from_dict, text_list, to_dict
-from seqgen.core.errors import ConfigError
+from seqgen.extend import ConfigError, load_model, register_options
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, LOGITS_PROCESSORS, MODELS
 from seqgen.text.translator import Translator
 from tests.commands import Outcome, command, done, refused

@@ -1,7 +1,5 @@
 """Text cut into examples for language models, in every break mode."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from seqgen.core.errors import DataError
-from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
+from seqgen.data.text_dataset import BREAK_MODES, BlockDataset
 
 EOS, BEGIN = 2, 3
 

@@ -10,14 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from seqgen.core.errors import DataError
-from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import PackedDataset
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.pair_dataset import Dataset, Example, collate
+from seqgen.extend import Batch, DataError, Dataset, Example, collate
 
 PAD, EOS, START = 1, 2, 7
 
@@ -82,29 +80,6 @@ def test_epochs() -> None:
         *([example[0] for example in epoch] for epoch in epochs),
     ]
     assert all(one != two for one, two in itertools.combinations(other, 2)), "seed and epoch are not summed"
-
-
-def test_unshuffled_is_the_same_in_each_epoch() -> None:
-    it = iterator(shuffle=False)
-    first, second = ([batch.ids.tolist() for batch in it] for _ in range(2))
-    assert first == second
-
-
-@settings(max_examples=30, deadline=None)
-@example(stop=len(iterator()), workers=1, workers_after=0)  # the last batch was consumed when the state was saved
-@given(stop=st.integers(0, 25), workers=st.integers(0, 3), workers_after=st.integers(0, 3))
-def test_resume_equals_uninterrupted(stop: int, workers: int, workers_after: int) -> None:
-    whole = iterator()
-    expected = [content(batch) for _ in range(3) for batch in whole]
-    it = iterator(num_workers=workers)
-    endless = itertools.chain.from_iterable(it for _ in itertools.count())
-    seen = [content(batch) for batch in itertools.islice(endless, stop)]
-    state = it.state_dict()
-    resumed = iterator(num_workers=workers_after)
-    resumed.load_state_dict(state)
-    while resumed.epoch <= 3:
-        seen += [content(batch) for batch in resumed]
-    assert seen == expected
 
 
 def test_an_interrupted_loop_continues() -> None:

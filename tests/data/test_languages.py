@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+import examples.pool  # noqa: F401  # registers a rewriter
 import tests.text.test_rerank  # noqa: F401  # registers a reranker
-from seqgen import Translator
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen import TextStreamer, Translator
+from seqgen.extend import GenerationConfig, Reranker, load_model, load_pretrained_tokenizer
 from seqgen.text.languages import LanguageReader, LineLanguages
-from seqgen.text.reranking import Reranker
 from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.word_streaming import TextStreamer
 from tests.commands import command, done
+from tests.covering import covering
 from tests.huggingface_t5 import tiny_folder
 from tests.pretrained_folders import write_folder
 
@@ -112,7 +110,7 @@ def test_each_line_has_its_target_language(
     wanted = [original.hypotheses(text, target, 3) for text, target in zip(LINES, targets, strict=True)]
     keys = {"source_lang": source} if source else {}
     settings = {"beam": 3, "nbest": 3, "target_lang": "field2", **keys}
-    for further in ({}, {"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "fast.continuous_batching": False}):
+    for further in ({}, {"batch_size": 2}, {"batch_size": 2, "fast.continuous_batching": False}):
         translations = translator.translate(lines, **settings, **further)
         assert [t.source for t in translations] == LINES
         found = [[(h.tokens.tolist(), pytest.approx(h.score, abs=1e-4)) for h in t.hypotheses] for t in translations]
@@ -158,6 +156,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "guidance": {"beam": 2, "guidance_scale": 1.5},
     "mbr": {"beam": 4, "nbest": 2, "mbr": "chrf"},
     "rerank": {"beam": 4, "nbest": 2, "rerank": Longest()},
+    "pool": {"beam": 2, "nbest": 2, "rewriters": ["pool"], "rewriter.pool.decodes": {"wide": {"beam": 5}}},
 }
 
 
@@ -171,8 +170,7 @@ def scores(line: Translation) -> list[Any]:
     return [score for h in line.hypotheses for score in (h.score, h.model_score)]
 
 
-@pytest.mark.parametrize("name", ["NllbTokenizer", "MBartTokenizer"])
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("feature", "name"), covering([*FEATURES], ["NllbTokenizer", "MBartTokenizer"]))
 def test_lines_with_several_languages_are_decoded_as_if_alone(
     translators: dict[str, Translator], folders: dict[str, Path], name: str, feature: str
 ) -> None:
@@ -190,7 +188,7 @@ def test_lines_with_several_languages_are_decoded_as_if_alone(
     together = list(translators[name].prepare(details, target_lang="field2", **keys).translate(lines, prefixes))
     for number, ((text, language, phrase, prefix), found) in enumerate(zip(rows, together, strict=True)):
         decoding = translators[name].prepare(details, target_lang=language, **keys)
-        (alone,) = decoding.translate([text + phrase], [prefix], first_number=number)
+        (alone,) = decoding.translate([text + phrase], [prefix], numbers=[number])
         assert without_scores(found) == without_scores(alone)
         assert scores(found) == pytest.approx(scores(alone), abs=1e-4)
         beginning = translators[name].task.target_tokenizer.encode_target(prefix, language)[:-1] if prefix else []

@@ -1,7 +1,5 @@
 """Mixtures: their rates, what each epoch draws, and templates."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -11,12 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, draws, mixing_rates
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.records import JsonFormat, Template, TsvFormat
 from seqgen.data.token_store import TokenEncoder, build_store
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.data.tokenizers.languages import AddedTokens
+from seqgen.extend import AddedTokens, Dictionary, PairDataset, Side, WhitespaceTokenizer
 
 SIZES = {"a": 40, "b": 11, "c": 3}
 

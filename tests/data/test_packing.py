@@ -1,18 +1,13 @@
 """Several examples in a row: the same as each in a row of its own, in loss and gradient."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import PackedDataset, pack
-from seqgen.data.pair_dataset import Example, collate
+from seqgen.extend import Batch, ConfigError, EncoderDecoderModel, Example, collate
 from seqgen.modules.masks import segment_mask, segment_positions
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 from tests.commands import corpus, done, training_arguments

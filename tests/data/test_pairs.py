@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.token_store import TokenEncoder, build_store
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.data.tokenizers.languages import AddedTokens
+from seqgen.extend import AddedTokens, Dictionary, PairDataset, Side, Tokenizer, WhitespaceTokenizer
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))  # ids 4, 5, 6
 SOURCE = ["a b", "", "a a a a", "b", "c c", "a"]

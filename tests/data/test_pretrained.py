@@ -1,20 +1,14 @@
 """Tokenizers in Hugging Face's layout: their class, their languages, their rows, and training with them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
 
 import pytest
 
-from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import DataError
-from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
-from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.extend import DataError, DecodingConfig, DecodingTask, TargetLanguage, load_model, load_tokenizer
 from tests.commands import corpus, done
 from tests.pretrained_folders import write_folder
 

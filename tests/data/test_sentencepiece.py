@@ -1,7 +1,5 @@
 """SentencePiece models: training them, their ids, T5's sentinels and bytes, and the tokenizers that a task makes."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -14,13 +12,11 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from seqgen.core.errors import DataError
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers import pretrained
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
+from seqgen.extend import DataError, Dictionary, Tokenizer, WhitespaceTokenizer
 from tests.pretrained_folders import sentencepiece_model, write_folder
 
 TEXT = [f"{a} {b} {c}" for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]

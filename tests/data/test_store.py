@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqgen.core.errors import DataError
 from seqgen.data import token_store
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenEncoder, TokenStore, build_store
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.extend import DataError, Dictionary, WhitespaceTokenizer
 from seqgen.system.files import LEFTOVER_SECONDS
 from tests.hostile import damage_file
 
@@ -114,23 +112,6 @@ def test_failure_leaves_nothing_behind(tmp_path: Path, text: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-class Strict(TokenEncoder):
-    """Wants no ``x``."""
-
-    def encode(self, chunk):  # type: ignore[no-untyped-def]
-        for number, line in enumerate(chunk.decode(), chunk.first):
-            if "x" in line:
-                raise DataError(f"{chunk.path}, line {number}: there is an x; remove it")
-        return super().encode(chunk)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("chunk_bytes", [1, 6, 1 << 20])
-def test_error_of_an_encoder_names_the_line(tmp_path: Path, text: Path, workers: int, chunk_bytes: int) -> None:
-    with pytest.raises(DataError, match="text, line 3: there is an x; remove it"):
-        build(tmp_path, [text], Strict(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes)
-
-
 def test_built_by_two_processes_at_the_same_time(tmp_path: Path, text: Path) -> None:
     """The one who comes last finds the other's store and takes it."""
 
@@ -171,6 +152,7 @@ build_store(Path({folder!r}) / "cache", "t", [Path({folder!r}) / "text"], Sleepy
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_parent(tmp_path: Path, text: Path) -> None:
     program, root = [sys.executable, "-c", SCRIPT.format(folder=str(tmp_path))], Path(__file__).parents[2]
     parent = subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, text=True)

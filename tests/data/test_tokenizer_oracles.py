@@ -1,26 +1,20 @@
 """Tokenizers in Hugging Face's layout give the ids, texts and tokens of those of transformers."""
 
-from __future__ import annotations
-
-import gzip
 import json
-import os
 import random
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seqgen.data.tokenizers import pretrained
-from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.files import AddedVocabulary
 from seqgen.data.tokenizers.languages import M2M100, MBART50, NLLB
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer, load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
+from seqgen.extend import SentencePieceTokenizer, load_tokenizer, save_tokenizer
 from tests.pretrained_folders import PIECES, sentencepiece_model, write_folder
 from tests.tokenizer_texts import HARD, LONG, SENTINELS, random_ids
 
@@ -28,8 +22,6 @@ pytestmark = pytest.mark.slow
 
 transformers = pytest.importorskip("transformers")
 
-SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-MULTI30K = SHARED / "data" / "multi30k"
 FAIRSEQ = ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"]
 SLOW = ["M2M100Tokenizer", "MarianTokenizer"]
 FAST = [f"{name}Fast" for name in ("BartTokenizer", *FAIRSEQ, "PegasusTokenizer")]
@@ -271,17 +263,3 @@ def test_splitting_equals_the_trie() -> None:
     for _ in range(2000):
         text = "".join(generator.choices(atoms, k=6))
         assert vocabulary.split(text) == trie.split(text), text
-
-
-@pytest.mark.skipif(not MULTI30K.is_dir(), reason="needs the text of Multi30k")
-@pytest.mark.parametrize("kind", ["legacy", "not_legacy", "bytes"])
-def test_multi30k(tmp_path: Path, kind: str) -> None:
-    texts = []
-    for language in ("en", "de"):
-        with gzip.open(MULTI30K / f"train.{language}.gz", "rt", encoding="utf-8") as file:
-            texts += [line.rstrip("\n") for line in islice(file, 300)]
-    sentinels = [text.replace(" a ", f" {SENTINELS[i % 100]} ") for i, text in enumerate(texts[:100])]
-    name = "ByT5Tokenizer" if kind == "bytes" else "T5TokenizerFast"
-    folder = write_folder(tmp_path / "folder", name, {"legacy": kind == "legacy"})
-    (folder / "spiece.model").write_bytes(train_sentencepiece(texts, vocab_size=800, special_ids=T5_IDS))
-    assert_equal(folder, [*texts, *sentinels][:: 15 if kind == "bytes" else 3])

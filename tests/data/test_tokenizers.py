@@ -1,7 +1,5 @@
 """Tokenizers: laws over a zoo of them, and copies of their files that are incomplete or damaged."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from seqgen.core.errors import UserError
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import IdTokenizer, Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer, load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.slow import ByteTokenizer
+from seqgen.extend import Dictionary, UserError
 from tests.pretrained_folders import files_of, sentencepiece_model, write_folder
 from tests.tokenizer_texts import TEXT
 

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.scaling import main
 from seqgen.cli.convert import ConvertConfig
-from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config.keys import known_keys
+from seqgen.config import GenerateConfig, TrainConfig, known_keys
 from seqgen.registry import GROUPS, SEARCHES
 from tests.repository.test_imports import LAYERS
 

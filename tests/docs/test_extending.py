@@ -35,15 +35,9 @@ from examples.extending.stopping_rule import LoopRule
 from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
 from examples.papers.dynamic_beams import ThresholdPruning
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import run
-from seqgen.core.context import StepContext
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.structures import DecoderOut
-from seqgen.data.dictionary import Dictionary
+from seqgen.extend import DecoderOut, Dictionary, LogitsProcessor, StepContext, Translation, load_model, run
 from seqgen.text.line_stages import LINE_STAGES
-from seqgen.text.reranking import by_expected_utility, expected_utilities
-from seqgen.text.results import Translation
+from seqgen.text.reranking import UtilityLine, expected_utilities
 from seqgen.text.translator import Translator
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 from tests import reference
@@ -192,15 +186,16 @@ def test_stopping_rule() -> None:
 
 
 def test_utility(runs: Path) -> None:
-    assert WordF1()(["a b", "B c d"]).tolist() == [[100.0, pytest.approx(40)], [pytest.approx(40), 100.0]]
-    assert WordF1(ignore_case=False)(["a b", "B c d"])[0, 1] == 0.0
+    line = UtilityLine("", ["a b", "B c d"], ["B c d"])
+    assert WordF1()(line).tolist() == [[pytest.approx(40)], [100.0]]
+    assert WordF1(ignore_case=False)(line)[0, 0] == 0.0
     settings = {"sampling": True, "beam": 8}
     plain = by_object(runs, nbest=8, **settings)
     keys = ("generation.sampling=true", "generation.beam=8", "generation.mbr=word_f1", "utility.ignore_case=false")
     for before, after in zip(plain, by_command(runs, "utility", *keys), strict=True):
         texts = [item.text for item in before.hypotheses]
-        order = by_expected_utility(expected_utilities(texts, WordF1(ignore_case=False)))
-        assert after["hypotheses"][0]["text"] == texts[order[0]]
+        (found,) = expected_utilities([("", texts)], WordF1(ignore_case=False))
+        assert after["hypotheses"][0]["text"] == texts[found.index(max(found))]
     assert shown(by_object(runs, mbr=WordF1(), **settings)) != shown(by_object(runs, **settings))
 
 
@@ -228,6 +223,7 @@ def in_a_process(name: str, example: str, *keys: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_keys_of_decoding(runs: Path) -> None:
     keys = ("generation.processors=[rewarded]", "generation.token_reward=2.0", "generation.beam=3", "format=json")
     files = (f"path={runs / 'a'}", f"input={runs / 'input'}", "generation.max_len_b=12")
@@ -235,6 +231,7 @@ def test_keys_of_decoding(runs: Path) -> None:
     assert outputs(found) == shown(by_object(runs, processors=[WordReward(2, 2.0)], beam=3))
 
 
+@pytest.mark.slow
 def test_output_format(runs: Path) -> None:
     keys = (f"path={runs / 'a'}", f"input={runs / 'input'}", "generation.max_len_b=12", "generation.nbest=2")
     found = in_a_process("generate", "output_format", *keys, "format=numbered")
@@ -242,6 +239,7 @@ def test_output_format(runs: Path) -> None:
     assert found.splitlines() == wanted
 
 
+@pytest.mark.slow
 def test_model_format(runs: Path, tmp_path: Path) -> None:
     keys = (f"path={runs / 'a'}", "format=numpy", f"output={tmp_path / 'out'}")
     assert f"{tmp_path / 'out'}: " in in_a_process("convert", "model_format", *keys)

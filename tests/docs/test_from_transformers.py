@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from seqgen import Translator
-from seqgen.core.errors import UserError
-from seqgen.text.results import Translation
+from seqgen.extend import Translation, UserError
 from tests import huggingface_bart
 from tests.commands import done
 from tests.huggingface_decoding import sharp_model
@@ -158,7 +157,10 @@ def test_pipelines(row: Row, place: dict[str, Any]) -> None:
     assert by_command(row.shell.removeprefix("seqgen-generate ")) == wanted
 
 
-@pytest.mark.parametrize("row", ARGUMENTS, ids=[row.theirs for row in ARGUMENTS])
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.theirs, marks=pytest.mark.slow if i % 4 else ()) for i, row in enumerate(ARGUMENTS)],
+)
 def test_arguments_of_generate(row: Row, place: dict[str, Any]) -> None:
     """Each key changes the outputs, so that a key without an effect would be noticed."""
     wanted = by_transformers(row.theirs, place)
@@ -176,6 +178,7 @@ def test_arguments_of_generate(row: Row, place: dict[str, Any]) -> None:
         assert texts_of(found) != wanted, key
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_uses(place: dict[str, Any]) -> None:
     """Its beams and its limit, which are not those of the folder, and ``max_length``, which it ignores."""
     for name, limit in (("MARIAN", None), ("BART", None), ("T5", 256)):  # only T5 has no max_length
@@ -187,6 +190,7 @@ def test_what_a_pipeline_uses(place: dict[str, Any]) -> None:
     assert [(one.beam, one.max_len) for one in settings] == [(6, 23), (1, 20)]
 
 
+@pytest.mark.slow
 def test_sentences_of_a_batch(place: dict[str, Any]) -> None:
     """In transformers, an n-best list can depend on the other sentences of the batch."""
     arguments = "num_beams=4, num_return_sequences=4, max_new_tokens=40"
@@ -195,6 +199,7 @@ def test_sentences_of_a_batch(place: dict[str, Any]) -> None:
     assert by_transformers(arguments, place) != alone
 
 
+@pytest.mark.slow
 def test_empty_and_long_lines(place: dict[str, Any]) -> None:
     summarize = transformers.pipeline("summarization", model="BART")
     assert summarize([""])[0]["summary_text"] != ""

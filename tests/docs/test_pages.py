@@ -28,7 +28,7 @@ PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md
 COMMANDS = ("seqgen-", "python examples/", "torchrun --standalone")
 COMMANDS += ("printf ", "echo ", "paste ", "sed ", "cut ", "cp ", "{ ")  # by the shell
 COMMAND_OF_EXAMPLE = r"``((?:seqgen-\w+ |python examples/)[^`]*)``|^    (seqgen-\w+ .*(?:\n        .*)*)"
-ELSEWHERE = ("NEW/train", "output=FOLDER", "models/labse", "<2en>")
+ELSEWHERE = ("NEW/train", "output=FOLDER", "models/labse", "<2en>", "exp/run")
 """What the commands of examples name and the workplace does not have."""
 QUICK = ["optimization.max_update=3", "checkpoint.save_interval_updates=1", "checkpoint.keep_interval_updates=3"]
 QUICK.append("common.threads=1")

@@ -21,8 +21,7 @@ from examples.papers.automata.json_texts import Json, JsonConfig, JsonProcessor
 from examples.papers.automata.processor import GrammarConfig, GrammarProcessor
 from examples.papers.automata.regular import Regex, RegexConfig, RegexProcessor
 from examples.papers.token_healing import TokenHealing, TokenHealingConfig
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.building import Resources
+from seqgen.extend import Dictionary, Resources
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 

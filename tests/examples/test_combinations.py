@@ -17,12 +17,7 @@ from examples.papers.contrastive_decoding import ContrastiveDecoding
 from examples.papers.contrastive_sources import Contrast, RandomLine
 from examples.papers.knn_mt import KnnMT, write_datastore
 from examples.papers.proxy_tuning import ProxyTuning
-from seqgen.core.combinations import Combination
-from seqgen.core.errors import ConfigError
-from seqgen.core.structures import Batch
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.task import ModelInMemory, PromptTask
+from seqgen.extend import Batch, Combination, ConfigError, Dictionary, ModelInMemory, PromptTask, WhitespaceTokenizer
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
 from tests.generators import make_generator

@@ -1,6 +1,7 @@
 """The commands of examples/papers: one prepares a file, and another one decodes with it as Python does."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from examples.papers.latency import LatencyConfig, report as report_latency
 from examples.papers.medusa import TrainHeadsConfig, main as train_heads
 from examples.papers.watermark import DetectConfig, report as report_watermark
 from seqgen.cli.command import run as run_command
+from seqgen.registry import REWRITERS
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, Outcome, corpus, done, training_arguments
 from tests.examples.test_simultaneous import lagging
@@ -125,3 +127,24 @@ def test_documents(run: Path, tmp_path: Path) -> None:
     files = [f"input={tmp_path}/documents", f"output={tmp_path}/out"]
     assert ended(DocumentsConfig, decode_documents, f"path=[{run}]", *files) == 0
     assert [bool(line) for line in (tmp_path / "out").read_text().splitlines()].index(False) == 2
+
+
+def test_rewriters(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job writes what one process writes, and outputs say where they come from."""
+    for names in (sys.modules, REWRITERS._entries):  # workers import files, not modules of other tests
+        monkeypatch.delitem(names, "examples.pool" if names is sys.modules else "pool", raising=False)
+    pool = f"rewriter.pool.decodes={{wide:{{beam:6}},drawn:{{path:{run},sampling:true,seed:3,beam:2,max_len_b:9}}}}"
+    keys = ("generation.rewriters=[pool]", pool, "generation.beam=2", "generation.max_len_b=9", "generation.nbest=2")
+    lines = [json.loads(line) for line in generate(run, "../pool.py", *keys, "format=json").out.splitlines()]
+    origins = {item.get("origin", "") for line in lines for item in line["hypotheses"]}
+    assert {"pool:wide"} < origins <= {"", "pool:wide", "pool:drawn"}
+    table = (*keys[:-1], "format=tsv", "generation.mbr=chrf")
+    plain = generate(run, "../pool.py", *table).out
+    assert plain.splitlines()[0].endswith("\torigin")
+    generate(run, "../pool.py", *table, f"output={tmp_path}/job", "job.part_lines=7", "job.workers=2")
+    assert (tmp_path / "job").read_text(encoding="utf-8") == plain
+    fusing = ("generation.rewriters=[qe_fusion]", "rewriter.qe_fusion.judge=chrf", *keys[2:])
+    judged = ("generation.rerank=fusion_judge", "reranker.judge=chrf", "format=json")
+    for line in map(json.loads, generate(run, "qe_fusion.py", *fusing, *judged).out.splitlines()):
+        best, *others = (item["rerank_score"] for item in line["hypotheses"])
+        assert all(best >= other for other in others)

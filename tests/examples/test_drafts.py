@@ -12,9 +12,7 @@ from torch import Tensor
 from examples.papers.medusa import Heads, Medusa, MedusaDraft, head_losses
 from examples.papers.tree_drafts import TreeDrafts
 from seqgen.addons.speculative.verification import Drafts
-from seqgen.core.beam_search import Greedy
-from seqgen.core.search import Search
-from seqgen.core.structures import Hypothesis
+from seqgen.extend import Greedy, Hypothesis, Search
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp

@@ -18,11 +18,7 @@ from examples.papers.dynamic_beams import ThresholdPruning
 from examples.papers.exact_search.exact import ExactSearch
 from examples.papers.exact_search.lattice import LatticeSearch
 from examples.papers.lookahead import Lookahead
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.combinations import ProbabilityMean
-from seqgen.core.finished import Ranking
-from seqgen.core.search import Search
-from seqgen.core.structures import Hypothesis
+from seqgen.extend import BeamSearch, Hypothesis, ProbabilityMean, Ranking, Search
 from tests.generators import make_generator, scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
 from tests.model_zoo import VOCAB, sharp

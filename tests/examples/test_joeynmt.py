@@ -9,10 +9,7 @@ import torch
 
 import examples.joeynmt.checkpoint
 import examples.joeynmt.search
-from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.run_config import run_folder
-from seqgen.core.errors import DataError
-from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
+from seqgen.extend import DataError, load_model, load_tokenizer, run_folder, save_tokenizer
 from seqgen.text.translator import Translator
 from tests.commands import command, done
 from tests.joeynmt_models import LINES, WORDS, Plain, changed, write, write_sentencepiece

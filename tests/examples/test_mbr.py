@@ -1,7 +1,5 @@
 """Minimum Bayes risk with pseudo-references and its estimators: against sacreBLEU and the formulas computed plainly."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any
@@ -18,8 +16,7 @@ from examples.papers.mbr.low_rank import LowRankMbr, complete
 from examples.papers.mbr.pruning import PrunedMbr
 from examples.papers.mbr.references import PseudoReferences
 from examples.papers.mbr.utilities import Embedding, Ter
-from seqgen.text.reranking import Bleu, Chrf, Matrix, Utility
-from seqgen.text.results import Translation
+from seqgen.extend import Bleu, Chrf, Matrix, Translation, Utility, UtilityLine
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
@@ -37,10 +34,10 @@ class Given(Utility):
     def __init__(self, matrix: Matrix):
         self.matrix = matrix
 
-    def compare(self, texts: Any, references: Any) -> Matrix:
-        return self.matrix[numpy.ix_([int(text[1:]) for text in texts], [int(text[1:]) for text in references])]
+    def __call__(self, line: UtilityLine) -> Matrix:
+        return self.matrix[numpy.ix_(*([int(text[1:]) for text in texts] for texts in (line.texts, line.references)))]
 
-    def of_line(self) -> UtilityMatrix:
+    def as_line(self) -> UtilityMatrix:
         rows, columns = self.matrix.shape
         return UtilityMatrix(self, [f"h{i}" for i in range(rows)], [f"r{i}" for i in range(columns)])
 
@@ -52,7 +49,7 @@ class Given(Utility):
 def test_utilities_are_sacrebleus_sentence_scores(utility: Utility, metric: Any, errors: bool) -> None:
     scores = [[metric.sentence_score(own, [other]).score for other in REFERENCES] for own in HYPOTHESES]
     wanted = [[100 - score if errors else score for score in row] for row in scores]
-    assert utility.compare(HYPOTHESES, REFERENCES) == pytest.approx(numpy.array(wanted))
+    assert utility(UtilityLine("", HYPOTHESES, REFERENCES)) == pytest.approx(numpy.array(wanted))
 
 
 def test_exact_is_the_double_loop_over_pseudo_references() -> None:
@@ -76,14 +73,18 @@ def test_exact_is_the_double_loop_over_pseudo_references() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_pseudo_references_of_lines_together_are_those_of_each_line(batch_size: int) -> None:
-    """The lines are decoded in one call, also an empty one; their numbers do not begin at 0."""
+    """The lines are decoded in one call, or two if they are far apart; their numbers begin at 5, and have gaps."""
     texts = ["w1 w5 w8 w2 w2", "", *TEXTS[:3]]
-    lines = [Translation(5 + n, text, torch.empty(0), prefix="w3" if n == 3 else "") for n, text in enumerate(texts)]
+    numbers = [8, 5, 6, 1 << 30, 11]
+    lines = [
+        Translation(n, text, torch.empty(0), prefix="w3" if n == 8 else "")
+        for n, text in zip(numbers, texts, strict=True)
+    ]
     keys = {**SAMPLES, "beam": 6, "max_len_b": 6, "batch_size": batch_size}
     together, alone = PseudoReferences([text_model()], keys), PseudoReferences([text_model()], keys)
     together.prepare(lines)
     known, together.known = together.known, {}
-    assert len({tuple(found) for found in known.values()}) == 5
+    assert len({tuple(known[line.id, line.source, line.prefix]) for line in lines}) == 5
     for line in lines:
         assert known[line.id, line.source, line.prefix] == alone(line)
 
@@ -91,7 +92,7 @@ def test_pseudo_references_of_lines_together_are_those_of_each_line(batch_size: 
 def test_pruning_is_the_algorithm_with_bootstrap_by_loops() -> None:
     random = numpy.random.default_rng(4)
     utilities = random.normal(size=(6, 8)) + numpy.arange(6)[:, None] * 0.2
-    matrix = Given(utilities).of_line()
+    matrix = Given(utilities).as_line()
     found = PrunedMbr(matrix.utility, alpha=0.9, first=4, samples=40, seed=5).expected(matrix, 2)
     rng = numpy.random.default_rng((5, 2))
     order = list(rng.permutation(8))
@@ -150,7 +151,7 @@ def _grams(units: list[str], n: int) -> Counter[tuple[str, ...]]:
 
 def test_aggregation_in_parts_and_with_finalists() -> None:
     """With as many parts as references, or with all candidates as finalists, it is exact."""
-    exact = Chrf().compare(HYPOTHESES, REFERENCES).mean(1)
+    exact = Chrf()(UtilityLine("", HYPOTHESES, REFERENCES)).mean(1)
     for keys in ({"parts": 5}, {"parts": 50}, {"finalists": 5}):
         matrix = UtilityMatrix(Chrf(), HYPOTHESES, REFERENCES)
         assert AggregatedMbr(matrix.utility, **keys).expected(matrix, 0) == pytest.approx(exact)
@@ -167,7 +168,7 @@ def test_low_rank_reconstructs_a_low_rank_matrix() -> None:
     utilities = random.normal(size=(24, 2)) @ random.normal(size=(2, 30))
     seen = numpy.where(random.random(utilities.shape) < 0.5, utilities, numpy.nan)
     assert complete(seen, 2, 0.0, 200, random) == pytest.approx(utilities, abs=1e-6)
-    matrix = Given(utilities).of_line()
+    matrix = Given(utilities).as_line()
     found = LowRankMbr(matrix.utility, reduction=2.0, rank=2, penalty=0.0, iterations=200).expected(matrix, 0)
     assert matrix.computed == 24 * 30 / 2
     assert found == pytest.approx(utilities.mean(1), abs=1e-6)
@@ -179,7 +180,7 @@ def test_embedding_is_the_cosine_of_mean_states() -> None:
     ids = {"a b": [1, 2], "c": [3], "a b c a": [1, 2, 3, 1]}
 
     class Inputs(dict[str, torch.Tensor]):
-        def to(self, device: Any) -> Inputs:
+        def to(self, device: Any) -> Any:
             return self
 
     def tokenizer(texts: list[str], **keys: Any) -> Inputs:
@@ -188,7 +189,7 @@ def test_embedding_is_the_cosine_of_mean_states() -> None:
 
     encoder = mock.Mock(side_effect=lambda input_ids, attention_mask: mock.Mock(last_hidden_state=table[input_ids]))
     texts, references = ["a b", "c"], ["c", "a b c a"]
-    found = Embedding(tokenizer, encoder).compare(texts, references)
+    found = Embedding(tokenizer, encoder)(UtilityLine("", texts, references))
     for i, own in enumerate(texts):
         for j, other in enumerate(references):
             one, two = (table[ids[text]].mean(0) for text in (own, other))

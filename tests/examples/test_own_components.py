@@ -10,9 +10,7 @@ import yaml
 
 from examples.extending import search_strategy, stateful_processor, stopping_rule  # noqa: F401  # registered
 from examples.extending.search_strategy import ThresholdSearch
-from seqgen.core.beam_search import BeamSearch
-from seqgen.decoding.search.constrained import ConstrainedSearch
-from seqgen.text.results import Translation
+from seqgen.extend import BeamSearch, ConstrainedSearch, Translation
 from seqgen.text.translator import Translator
 from tests.commands import command, done
 from tests.text_models import TEXTS, text_model

@@ -28,8 +28,7 @@ from examples.papers.simultaneous import WaitK
 from examples.papers.stochastic_beam import StochasticBeam
 from examples.papers.t5_objectives import OBJECTIVES
 from examples.papers.watermark import GreenLists, Watermark
-from seqgen.text.reranking import Chrf
-from seqgen.text.results import Translation
+from seqgen.extend import Chrf, Translation
 from seqgen.text.translator import Translator
 from tests.commands import command, corpus, done
 from tests.examples.objectives.teachers import teachers  # noqa: F401  # a fixture

@@ -10,9 +10,7 @@ import torch
 import examples.papers.noisy_channel  # noqa: F401  # registers the reranker
 from examples.papers.marginalized_tokenizations import MarginalConfig, estimate
 from examples.papers.quality_estimation import FUNCTIONS, batch_quality
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.task import ModelInMemory
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.extend import ModelInMemory, TextHypothesis, Translation, WhitespaceTokenizer
 from seqgen.text.translator import Translator
 from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, Pieces, task_for, task_of, text_model

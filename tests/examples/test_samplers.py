@@ -16,11 +16,7 @@ from examples.papers.arithmetic_sampling import ArithmeticSampling
 from examples.papers.poisson_beams import PoissonBeams, sample
 from examples.papers.smc_steering import SMCConfig, SMCSteering, resample
 from examples.papers.stochastic_beam import StochasticBeam
-from seqgen.core.context import StepContext
-from seqgen.core.search import Search
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Hypothesis
-from seqgen.decoding.search.sampling import uniform
+from seqgen.extend import Hypothesis, Search, SequenceGenerator, StepContext, uniform
 from seqgen.text.translator import Translator
 from tests.generation.test_sampling import chi_square, without_replacement
 from tests.generators import make_generator, resources, scripted_generator

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from examples.papers.t5_objectives import OBJECTIVES, Mass, T5ObjectivesConfig, T5ObjectivesTask
-from seqgen.data.noising import NoiseTokens
-from tests.data.test_noising import EOS, NOISE, SENTINELS, WORDS, restore, text
+from seqgen.addons.mixtures import NoiseTokens
+from tests.addons.mixtures.test_noising import EOS, NOISE, SENTINELS, WORDS, restore, text
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from examples.papers.mc_dropout import McDropout
 from examples.papers.uncertainty import MEASURES, UncertaintyObserver
-from seqgen.core.structures import Hypothesis
-from seqgen.decoding.search.sampling import uniform
-from seqgen.modules.dropout import Dropout
+from seqgen.extend import Dropout, Hypothesis, uniform
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule

@@ -23,18 +23,14 @@ import yaml
 
 from seqgen.addons.huggingface.weights import weight_files
 from seqgen.addons.mixtures.text_to_text import read_mixture
-from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import update_of
 from seqgen.checkpoints.serialization import read_tensors
 from seqgen.cli.convert import ConvertConfig, run_config, write_run
-from seqgen.core.errors import UserError
-from seqgen.data.dictionary import Dictionary
 from seqgen.data.records import JsonFormat, Records, Template
-from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.fast import FastT5Tokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+from seqgen.extend import Dictionary, UserError, load_model, load_pretrained_tokenizer, read_lines
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints
 from tests.fuzzing import settings
@@ -436,13 +432,13 @@ READERS = {
     "jsonl": Reader(make_records, read_records, 40),
     "mixture": Reader(make_mixture, lambda folder: read_mixture((folder / "mixture.yaml").read_bytes(), "it"), 40),
     "vocabulary": Reader(make_vocabularies, read_vocabularies, 40),
-    "sentencepiece": Reader(make_sentencepiece, read_sentencepiece, 100),
-    "tokenizer": Reader(make_pipeline, read_pipeline, 25, damage_pipeline),
-    "huggingface": Reader(make_huggingface, read_huggingface, 20, damage_huggingface),
+    "sentencepiece": Reader(make_sentencepiece, read_sentencepiece, 40),
+    "tokenizer": Reader(make_pipeline, read_pipeline, 10, damage_pipeline),
+    "huggingface": Reader(make_huggingface, read_huggingface, 8, damage_huggingface),
     "run": Reader(make_run, read_run, 6, damage_run),
-    ".pt": Reader(make_fairseq, lambda folder: decode(folder / "model.pt", "w1 w2"), 20, damage_pickle),
-    ".bin": Reader(make_bin, lambda folder: decode(folder, TEXTS[0]), 20, damage_pickle),
-    "marian": Reader(make_marian, lambda folder: decode(folder / "model.bin", "no 1"), 20),
+    ".pt": Reader(make_fairseq, lambda folder: decode(folder / "model.pt", "w1 w2"), 10, damage_pickle),
+    ".bin": Reader(make_bin, lambda folder: decode(folder, TEXTS[0]), 8, damage_pickle),
+    "marian": Reader(make_marian, lambda folder: decode(folder / "model.bin", "no 1"), 10),
     "overrides": Reader(settings.make_overrides, settings.read_overrides, 6, settings.damage_overrides),
     "generation": Reader(settings.make_settings, settings.read_settings, 8, settings.damage_settings),
 }

@@ -13,10 +13,9 @@ from typing import Any
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import from_dict, incompatible, to_dict
+from seqgen.extend import ModelInMemory, Translation
 from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, SEARCHES, UTILITIES, Registry
-from seqgen.task import ModelInMemory
 from seqgen.text.output_formats import FORMATS, wanted_details
-from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.fuzzing.mutation import VALUES, change_bytes
 from tests.fuzzing.sandbox import Wrong

@@ -1,7 +1,5 @@
 """The step context: what the members computed, and the text of source lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,11 +7,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.component import MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
-from seqgen.core.context import StepContext
-from seqgen.core.observers import Observer, StepRecord
-from seqgen.core.processors import LogitsProcessor
-from seqgen.decoding.combinations import Fusion
-from seqgen.decoding.processors.tokens import Forbid
+from seqgen.extend import Forbid, Fusion, LogitsProcessor, Observer, StepContext, StepRecord
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
@@ -50,7 +44,7 @@ class ReadsText(LogitsProcessor):
     def __init__(self, can_merge: bool):
         self.can_merge, self.begun, self.joined = can_merge, list[str](), False
 
-    def begin(self, batch: BatchInfo) -> ReadsText:
+    def begin(self, batch: BatchInfo) -> Any:
         assert batch.source_texts == [TEXTS[number] for number in batch.ids.tolist()]
         self.begun += batch.source_texts
         return self

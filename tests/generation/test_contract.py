@@ -4,23 +4,17 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
 import torch
 
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.combinations import Combination
-from seqgen.core.contract import ContractError
-from seqgen.core.errors import ConfigError
-from seqgen.core.observers import Observer
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.rules import StoppingRule
+from seqgen.extend import BeamSearch, Combination, ConfigError, ContractError, LogitsProcessor, Observer, StoppingRule
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.text.input_line import MemberSource, source_text
-from seqgen.text.reranking import Reranker, Utility, call_reranker, compare_texts, expected_utilities
+from seqgen.text.reranking import Reranker, Utility, UtilityLine, call_reranker, compare_texts, expected_utilities
 from seqgen.text.translator import Translator
 from seqgen.training.criteria import CriterionOut, check_out
 from tests.generators import make_generator
@@ -111,17 +105,19 @@ def test_the_file_and_line_of_a_class_are_named() -> None:
 
 
 def utilities(result: Any) -> list[Row]:
-    mine = calling(Utility, lambda self, texts: result)
-    other = component(Utility, compare=lambda self, texts, references: result)
+    mine, lines = calling(Utility, lambda self, line: result), [UtilityLine("", ["a"], ["c"])] * 2
+    other = component(Utility, of_lines=lambda self, lines: [numpy.ones((1, 1)), result])
+    few = component(Utility, of_lines=lambda self, lines: [numpy.ones((1, 1))])
     return [
-        (lambda: expected_utilities(["a", "b"], mine), "Mine (", "must return"),
-        (lambda: compare_texts(other, ["a", "b"], ["c"]), "Mine.compare (", "must return"),
+        (lambda: expected_utilities([("", ["a", "b"])], mine), "Mine (", "must return"),
+        (lambda: compare_texts(other, lines), "Mine (", "must return"),
+        (lambda: compare_texts(few, lines), "Mine.of_lines (", "must return 2 results but returns 1"),
     ]
 
 
 def reranker(result: Any) -> Row:
-    mine, two = calling(Reranker, lambda self, translation, hypotheses: result), ["one", "two"]
-    return lambda: call_reranker(mine, None, two), "Mine (", "must return a number for each of 2 hypotheses"  # type: ignore[arg-type]
+    mine, two = calling(Reranker, lambda self, translation, hypotheses: result), (cast("Any", None), cast("Any", "ab"))
+    return lambda: list(call_reranker(mine, [two])), "Mine (", "must return a number for each of 2 hypotheses"
 
 
 def criterion(words: str, out: Any) -> Row:

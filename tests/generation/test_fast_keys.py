@@ -11,10 +11,7 @@ from unittest import mock
 import pytest
 
 from seqgen.config import FastConfig
-from seqgen.core.member import Member
-from seqgen.core.observers import Observer, StepRecord
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.extend import Member, Observer, SequenceGenerator, StepRecord, generate_continuously
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.conftest import of_installed

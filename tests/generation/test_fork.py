@@ -10,15 +10,9 @@ import torch
 from seqgen.addons.speculative.drafters import PromptLookup
 from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.core.beam_search import BeamSearch, Greedy
-from seqgen.core.candidates import Candidates
 from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.observers import Observer
-from seqgen.core.session import Session
-from seqgen.core.setup import DecodingRequest
-from seqgen.core.structures import Hypothesis
 from seqgen.decoding.continuous_batching import RollingSession
-from seqgen.decoding.rewinding import rewind
-from seqgen.decoding.search.sampling import Sampling
+from seqgen.extend import Candidates, DecodingRequest, Hypothesis, Observer, Sampling, Session, rewind
 from tests.covering import covering
 from tests.generation.test_gpu import CASES, FURTHER, OPTIONS, decode
 from tests.generators import make_generator
@@ -169,19 +163,6 @@ def test_a_fork_without_the_sentences_that_are_done_but_have_not_left() -> None:
     assert newcomers.step()
     other.merge(newcomers)
     assert_same(other.run(), [*(wanted[number] for number in numbers), *wanted])
-
-
-@torch.inference_mode()
-def test_the_tokens_of_beams_are_the_same_whenever_they_are_read() -> None:
-    """At each step, or after several steps in which beams crossed."""
-    kept, late = begin({"min_len": 6}), begin({"min_len": 6})
-    crossed = False
-    for step in range(5):
-        for session in (kept, late):
-            assert session.step()
-        crossed |= bool((kept.backpointers.parents[:, step] != torch.arange(3)).any())
-        assert torch.equal(kept.backpointers.matrix(), late.fork().backpointers.matrix())
-    assert crossed
 
 
 @pytest.mark.parametrize("name", ["transformer_lm_tiny", "llama_sliding", "transformer_tiny"])

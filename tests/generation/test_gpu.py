@@ -13,11 +13,8 @@ import torch
 
 from seqgen.addons.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.addons.speculative.verification import SpeculativeSearch
-from seqgen.core.session import Session
-from seqgen.core.structures import Hypothesis
-from seqgen.decoding.continuous_batching import generate_continuously
-from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.stopping import StopStrings
+from seqgen.extend import Hypothesis, Sampling, Session, generate_continuously
 from seqgen.system.devices import find_device
 from tests.generators import make_generator, resources
 from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, in_zoo, sharp
@@ -58,16 +55,13 @@ CASES = [
     *(("transformer_tiny", option) for option in FURTHER),
 ]
 FAST = {
-    *((model, "beam") for model in ("fconv_uneven", "transformer_tiny", "lstm_tiny", "average")),
-    *((model, "beam") for model in in_zoo("t5_tiny", "t5gemma_tiny", "t5gemma2_tiny", "transformer_lm_tiny")),
-    *(("transformer_tiny", f"search={name}") for name in STRATEGIES),
-    *(("transformer_tiny", f"processor={name}") for name in ("bad_words", "exponential_decay", "allowed_outputs")),
-    *(("transformer_tiny", name) for name in ("huggingface", "guidance", "compaction at once")),
-    *(("transformer_tiny", name) for name in ("draft", "look-up", "continuous", "stop texts", "coverage")),
+    *((model, "beam") for model in ("fconv_uneven", "lstm_tiny", *in_zoo("t5gemma_tiny", "transformer_lm_tiny"))),
+    *(("transformer_tiny", f"search={name}") for name in ("sampling", "constrained", "diverse_beam")),
+    *(("transformer_tiny", name) for name in ("processor=allowed_outputs", "draft", "continuous", "stop texts")),
 }
 DEVICES = [
     *(pytest.param("gpu", *case, marks=() if case in FAST else pytest.mark.slow) for case in CASES),
-    *(pytest.param("cuda", *case, marks=needs_gpu) for case in CASES),
+    *(("cuda", *case) for case in CASES if torch.cuda.is_available()),
 ]
 
 

@@ -9,23 +9,15 @@ from typing import Any
 
 import pytest
 
-from seqgen import registry
-from seqgen.config import GenerationConfig
+from seqgen import GenerationConfig, Translator, registry
 from seqgen.config.added_options import register_options
 from seqgen.config.generation import KEYS_OF_ADDONS, keys_tagged
 from seqgen.config.options import SPEED, option
-from seqgen.core.beam_search import BeamSearch
 from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.errors import ConfigError, DecodingError
-from seqgen.core.member import MemberSpec
-from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.rules import StoppingRule
-from seqgen.core.setup import DecodingSetup
-from seqgen.decoding.building import Resources
+from seqgen.extend import BeamSearch, DecodingSetup, MemberSource, MemberSpec, Observer, Resources, StoppingRule
 from seqgen.registry import SEARCHES
-from seqgen.text.input_line import MemberSource
-from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
 LINES = ["w1 w5 w8", "w2\tw3 w4\tw6", "w3 w3 w17 w3"]
@@ -56,7 +48,7 @@ VALUES: dict[str, Any] = {
     "encoder_repetition_penalty": 9.0, "exponential_decay_start": 1, "exponential_decay_factor": 3.0,
     "guidance_scale": 3.0, "renormalize": True, "constraints": "ordered", "sampling": True, "top_k": 2, "top_p": 0.3,
     "min_p": 0.5, "typical_p": 0.2, "epsilon_cutoff": 0.2, "eta_cutoff": 0.5, "seed": 3, "mbr": "chrf",
-    "replace_unknown": "source", "dtype": "bfloat16",
+    "dtype": "bfloat16",
 }  # fmt: skip
 """For each key a value that should change the outputs above."""
 
@@ -67,7 +59,6 @@ BESIDE: dict[str, dict[str, Any]] = {
     "min_total_len": {"sequence_bias": ["</s>=3.0"]},
     "renormalize": {"suppress": [COMMON]},
     "exponential_decay_start": {"exponential_decay_factor": 3.0},
-    "replace_unknown": {"unkpen": -9.0},
 }
 """Further keys that a key needs so that it can change an output here."""
 

@@ -17,17 +17,12 @@ from torch import Tensor
 
 from seqgen.addons.contrastive.search import ContrastiveSearch
 from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.combinations import Combination
 from seqgen.core.component import FORBIDDEN, BatchInfo, Component
-from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.rules import StoppingRule
-from seqgen.core.session import Session
-from seqgen.core.structures import Batch, Hypothesis
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
+from seqgen.extend import Batch, Combination, Hypothesis, LogitsProcessor, Session, StepContext, StoppingRule
 from tests.covering import covering
 from tests.generation.test_fork import branching
 from tests.generators import make_generator

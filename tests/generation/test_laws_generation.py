@@ -12,12 +12,8 @@ import torch
 
 from seqgen.addons.checks import search
 from seqgen.addons.checks.models import SEARCH
-from seqgen.config import GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, Hypothesis
-from seqgen.decoding.options import build_setup
-from seqgen.modules.cached_weight import CachedWeight
+from seqgen.extend import Batch, CachedWeight, GenerationConfig, Hypothesis, SequenceGenerator, build_setup
 from seqgen.modules.kv_cache import indirection
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

@@ -16,11 +16,9 @@ from torch import Tensor
 from seqgen.addons.checks.checking import check
 from seqgen.addons.checks.kinds import DecodingCheckConfig, component_subject
 from seqgen.addons.checks.strategies import STRATEGY
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import DecodingError
-from seqgen.core.structures import Batch, map_tensors
+from seqgen.extend import Batch, DecodingError, GenerationConfig, map_tensors
 from seqgen.registry import SEARCHES
-from tests.covering import covering
+from tests.covering import covering, mostly_slow
 from tests.scripted_model import Rule, batch_of, random_rule
 from tests.strategy_zoo import STRATEGIES, Readable, decode
 
@@ -36,7 +34,10 @@ def test_every_registered_strategy_has_an_entry() -> None:
 # -- invariants --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "semantics"), covering([*STRATEGIES], ["huggingface", "fairseq"]))
+@pytest.mark.parametrize(
+    ("name", "semantics"),
+    mostly_slow(covering([*STRATEGIES], ["huggingface", "fairseq"]), "constrained", "diverse_beam"),
+)
 def test_invariants_of_the_checks(name: str, semantics: str) -> None:
     """As ``seqgen-check search=NAME`` tests them; Marian's outputs end without end-of-sentence by fairseq's rules."""
     values: dict[str, Any] = {"semantics": "huggingface"} if name == "marian" else {"semantics": semantics}

@@ -1,5 +1,6 @@
 """A model that a component reads gives what it gives without a cache, whatever happens to the beams."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from seqgen.addons.speculative.drafters import ModelDrafter
 from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.core.context import StepContext
 from seqgen.core.member import MemberSpec
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.session import Session
 from seqgen.core.structures import Hypothesis
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.own_member import OwnMember
 from seqgen.decoding.processors.critic import Critic
 from seqgen.decoding.search.sampling import Sampling
@@ -21,10 +24,10 @@ from tests.covering import covering
 from tests.generation.test_fork import Results, branching
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import ARCHITECTURES, VOCAB, sharp
+from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.strategy_zoo import strategy
-from tests.waiting_sentences import sources
+from tests.waiting_sentences import queue, sources
 
 OPTIONS: list[dict[str, Any]] = [
     {"semantics": "huggingface", "beam_size": 3},
@@ -37,17 +40,20 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 class Judge(Critic):
-    """The values are a fixed projection of the features; every second step, the candidates are not read."""
+    """The values are a fixed projection of the features, which are not read for the second of three tokens."""
 
-    def __init__(self, model: MemberSpec, use_cache: bool, k: int = 4):
-        super().__init__([OwnMember(model, use_cache)], k, 0.7)
-        self.seen: list[Tensor] = []
+    can_merge = True
+
+    def __init__(self, model: MemberSpec, use_cache: bool, first: int = 0):
+        super().__init__([OwnMember(model, use_cache)], 4, 0.7)
+        self.first = first
 
     def values(self, context: StepContext, tokens: Tensor) -> Tensor:
-        (member,) = self.parts
-        found = member.peek(context, tokens)
+        (member,), judged = self.parts, ((context.steps + self.first) % 3 != 1).unsqueeze(1)
+        if not judged.any():
+            return torch.zeros_like(tokens, dtype=torch.float64)
         likely = member.lprobs(member.features(context)).gather(1, tokens)
-        return found.cos().sum(2) + likely if context.step % 3 != 1 else torch.zeros_like(likely)
+        return torch.where(judged, member.peek(context, tokens).cos().sum(2) + likely, 0.0)
 
 
 READERS = [name for name in ARCHITECTURES if name != "average"]  # which has no features
@@ -104,3 +110,48 @@ def test_candidates_share_the_keys_of_their_row(name: str, beam: int, monkeypatc
 
     monkeypatch.setattr(OwnMember, "peek", watched)
     decode(name, member, True, {"beam_size": beam, "beam_indirection": "on" if beam > 1 else "auto"})
+
+
+JOINING = [name for name in ZOO if not name.startswith(("lstm", "average", "transformer_ssru"))]
+
+
+@pytest.mark.parametrize(("name", "first", "beam"), covering(JOINING, [0, 1], [4, 1, 4]), ids=str)
+def test_joined_equals_alone(name: str, first: int, beam: int) -> None:
+    """Without a cache, too; and if the first token is not judged: sentences join that the model has not read."""
+    model, options, rows = sharp(name, seed=3), {"beam_size": beam, "max_len_a": 1.0, "max_len_b": 3}, sources(11, 5)
+    judges = [Judge(MemberSpec(sharp(name, seed=1)), use_cache, first) for use_cache in (True, False)]
+    joining, alone = (make_generator([model], dictionary(VOCAB - 4), processors=[one], **options) for one in judges)
+    take, asked = queue(rows, 4, left=model.left_pad_source)
+    found = dict(generate_continuously(joining, take))
+    assert len([running for running in asked if 0 < running < 4]) > 2, "some join a batch that is running"
+    assert_same([found[number] for number in range(11)], alone.generate(batch_of(rows, left=model.left_pad_source)))
+
+
+def test_what_does_not_join_is_named() -> None:
+    for name, use_cache, reason in (("lstm_tiny", True, "LSTMDecoder"), ("t5_tiny", False, "OwnMember")):
+        judge = Judge(MemberSpec(sharp(name)), use_cache)
+        generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[judge])
+        assert generator.setup.merge_obstacle == f"{reason} does not support it"
+
+
+@pytest.mark.parametrize(
+    ("source", "passes", "shares"), [("input", 1, True), ("input", 1, False), ("empty", 2, True)], ids=str
+)
+def test_sources_are_encoded_once(source: str, passes: int, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Components read what the encoder returned for each sentence, also after others have left and joined."""
+    model, encoded, values, rows = sharp("transformer_tiny"), list[int](), Judge.values, sources(11, seed=3)
+
+    def compared(self: Judge, context: StepContext, tokens: Tensor) -> Tensor:
+        (found,) = context.sentences.encoder_outs
+        for number, features in zip(context.sentences.ids.tolist(), found.encoder_out, strict=True):
+            alone = model.encoder.forward(torch.tensor([rows[number]]), torch.tensor([len(rows[number])]))
+            torch.testing.assert_close(features[: len(rows[number])], alone.encoder_out[0])
+        return values(self, context, tokens)
+
+    monkeypatch.setattr(Judge, "values", compared)
+    model.encoder.register_forward_hook(lambda _module, inputs, _output: encoded.append(len(inputs[0])))
+    judge = Judge(MemberSpec(model, source), True)
+    setup = make_generator([model], dictionary(VOCAB - 4), processors=[judge], beam_size=2, max_len_b=4).setup
+    generator = SequenceGenerator(replace(setup, fast=replace(setup.fast, share_encoder_output=shares)))
+    assert len(dict(generate_continuously(generator, queue(rows, 4)[0]))) == 11
+    assert sum(encoded) == 11 * passes

@@ -9,11 +9,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from seqgen.core.combinations import ProbabilityMean
-from seqgen.core.context import StepContext
-from seqgen.core.processors import LogitsProcessor
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.processors import length as lengths, tokens as penalties, warpers as cutoffs
+from seqgen.extend import LogitsProcessor, ProbabilityMean, StepContext
 from tests.step_contexts import batch_info, step_context
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11

@@ -10,21 +10,16 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.fairseq import fairseq_generator
-from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.config.values import check_compatible
-from seqgen.core.context import StepContext
-from seqgen.core.errors import ConfigError
 from seqgen.core.processors import LogitsProcessor, apply_all
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.building import Resources
 from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
 from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.extend import ConfigError, Dictionary, GenerationConfig, Resources, StepContext, Translation
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
-from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule

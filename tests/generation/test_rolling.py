@@ -9,10 +9,9 @@ import pytest
 from torch import Tensor
 
 from seqgen.addons.contrastive.search import ContrastiveSearch
-from seqgen.core.component import HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS
-from seqgen.core.processors import LogitsProcessor
 from seqgen.core.setup import BatchStage
 from seqgen.decoding.stopping import StopStrings, TimeLimit
+from seqgen.extend import HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, LogitsProcessor
 from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.scores import Scores
-from seqgen.core.search import Search
 from seqgen.decoding.processors.warpers import TopP
 from seqgen.decoding.search import sampling as randomness
 from seqgen.decoding.search.sampling import BeamSampling, Sampling, draw, random_bits, uniform
+from seqgen.extend import Scores, Search
 from tests.step_contexts import batch_info, step_context
 
 

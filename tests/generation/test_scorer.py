@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.candidates import Candidates
-from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, HIDDEN_STATES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
-from seqgen.core.context import StepContext
-from seqgen.decoding.scorer import SequenceScorer
+from seqgen.extend import Candidates, Combination, SequenceScorer, StepContext
 from seqgen.text.translator import Translator
 from tests.model_zoo import sharp
 from tests.scripted_model import ScriptedModel, batch_of, random_rule

@@ -10,15 +10,9 @@ import torch
 
 from seqgen.addons.speculative.drafters import PromptLookup
 from seqgen.addons.speculative.verification import SpeculativeSearch
-from seqgen.core.beam_search import Greedy
-from seqgen.core.component import FORBIDDEN
-from seqgen.core.observers import Observer, StepRecord
-from seqgen.core.search import Search
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.decoding.processors.tokens import RepetitionPenalty
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
-from seqgen.decoding.search.sampling import Sampling
-from seqgen.text.output_formats import FORMATS
+from seqgen.extend import FORBIDDEN, FORMATS, Greedy, Observer, Sampling, Search, SequenceGenerator, StepRecord
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generation.test_laws_components import Watching, assert_fields_follow, hashed

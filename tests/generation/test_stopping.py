@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.decoding.building import Resources
 from seqgen.decoding.stopping import StopStrings, TimeLimit, stopping_from_config
+from seqgen.extend import GenerationConfig, Resources, load_pretrained_tokenizer
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule
 from tests.step_contexts import batch_info, step_context

@@ -10,16 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.candidates import Candidates
 from seqgen.core.component import Phrase
-from seqgen.core.context import StepContext
-from seqgen.core.rules import StoppingRule
-from seqgen.core.scores import Scores
-from seqgen.core.search import Search
 from seqgen.decoding.search.constrained import ConstrainedSearch, LexicalConstraints, alternatives
 from seqgen.decoding.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
 from seqgen.decoding.search.sampling import BeamSampling, Sampling
+from seqgen.extend import BeamSearch, Candidates, Scores, Search, StepContext, StoppingRule
 from tests.covering import covering
 from tests.generators import make_generator
 from tests.hostile import work
@@ -100,14 +95,6 @@ def test_diverse_beam_search_equals_plain_loops(beam: int, groups: int, strength
     for source, hypotheses in zip(SOURCES, found, strict=True):
         wanted = plain_groups(rule, source, cfg, groups, strength, frozenset({9, 12}))
         assert_same_pairs(as_pairs(hypotheses), wanted)
-
-
-def test_one_group_or_no_rate_is_beam_search() -> None:
-    rule = random_rule(vocab=9, seed=1)
-    wanted = decode(rule, 5, BeamSearch(), beam_size=4, max_len_b=8)
-    for search in (DiverseBeamSearch(groups=1), DiverseSiblingsSearch(rate=0.0), ConstrainedSearch()):
-        for got, beam in zip(decode(rule, 5, search, beam_size=4, max_len_b=8), wanted, strict=True):
-            assert_same_pairs(as_pairs(got), as_pairs(beam))
 
 
 def test_groups_differ_only_from_tokens_that_were_possible() -> None:

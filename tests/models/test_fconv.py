@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.core.model import EncoderDecoderModel
+from seqgen.extend import EncoderDecoderModel, QueryPositions
 from seqgen.modules.attention import MultiStepAttention
-from seqgen.modules.masks import QueryPositions
 from tests.model_zoo import build
 from tests.subjects import inputs
 

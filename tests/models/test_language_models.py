@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from examples.papers.shallow_fusion import DensityRatio
-from seqgen.core.context import StepContext
-from seqgen.core.processors import LogitsProcessor
-from seqgen.core.structures import Source
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import FAIRSEQ_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.decoding.combinations import Fusion
-from seqgen.task import ModelInMemory
-from seqgen.text.results import Translation
+from seqgen.extend import Fusion, LogitsProcessor, ModelInMemory, Source, StepContext, Translation, WordStreamer
 from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import WordStreamer
 from tests import hypotheses
 from tests.commands import sentences
 from tests.exhaustive import ranked_outputs
@@ -209,8 +203,7 @@ def test_one_kind_drafts_for_the_other(names: tuple[str, str]) -> None:
         assert abs(chi_square(counts, torch.tensor([*wanted.values()]))) < 4
 
 
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize(("learned", "batch_size"), [(False, 8), (True, 1)])
 def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, batch_size: int) -> None:
     item = language_model(decoder_learned_pos=learned, max_target_positions=10)
     prompts = ["w1", "w1 " * 7, "w2 " * 9, "w2 " * 10, ""]
@@ -273,8 +266,7 @@ def test_streamed_words_are_the_final_text() -> None:
 LINES = ["w1 w5 w8", "", "w3 w3 w17 w3 w5 w9 w11", "w4", "w0 w18"]
 
 
-@pytest.mark.parametrize(("size", "context"), [(1, 0), (5, 0), (5, 2), (6, 5), (24, 20)])
-@pytest.mark.parametrize("models", [1, 2])
+@pytest.mark.parametrize(("size", "context", "models"), [(1, 0, 2), (5, 0, 1), (5, 2, 2), (6, 5, 1), (24, 20, 2)])
 def test_running_text_is_scored_as_by_a_loop_over_its_tokens(size: int, context: int, models: int) -> None:
     items = [language_model(seed) for seed in range(models)]
     text = [2, *(token for line in LINES for token in items[0].task.encode_target(line).tolist())]

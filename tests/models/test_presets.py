@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.checkpoints.model_weights import on_meta
-from seqgen.modules.inspection import num_parameters
-from seqgen.registry import MODELS
+from seqgen.extend import MODELS, num_parameters
 from tests.model_zoo import VOCAB, TinyTask
 
 

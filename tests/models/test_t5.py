@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.huggingface.t5 import ARCHITECTURE
-from seqgen.models.t5 import T5Config, T5Model
-from seqgen.modules.dropout import Dropout
+from seqgen.extend import Dropout, RMSNorm, T5Config, T5Model
 from seqgen.modules.positions import relative_position_bucket
-from seqgen.modules.rms_norm import RMSNorm
 from tests.huggingface_t5 import seqgen_model, tiny_model
 
 

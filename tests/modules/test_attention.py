@@ -11,15 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seqgen.core.incremental_state import IncrementalState, rows_of_parents
+from seqgen.extend import Dropout, IncrementalState, Linear, RMSNorm, RotaryPositions, Rotation, rows_of_parents
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, segment_mask, step_mask
 from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
-from seqgen.modules.positions import RotaryPositions, Rotation
-from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.step_plan import StepPlan
 from tests.covering import covering
 from tests.modules.conftest import MEMORIES

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.core.incremental_state import IncrementalState, rows_of_parents, rows_of_sentences
+from seqgen.extend import GrowingCache, KeysAndValues, KeyValueCache, StaticCache
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
-from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
-from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention, choose_cache
 
 BEAM, LAYERS = 3, 2

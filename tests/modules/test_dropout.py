@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.models.transformer import TransformerConfig
-from seqgen.modules.dropout import Dropout, LayerDropList
+from seqgen.extend import Dropout, LayerDropList, TransformerConfig
 from seqgen.modules.transformer_layer import TransformerEncoderLayer
 
 

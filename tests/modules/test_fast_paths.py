@@ -9,27 +9,20 @@ from torch import Tensor
 
 from seqgen.addons.checks import stepping
 from seqgen.addons.checks.subject import BEAM
-from seqgen.core.errors import DecodingError
-from seqgen.core.incremental_state import IncrementalState
-from seqgen.decoding.continuous_batching import generate_continuously
+from seqgen.extend import DecodingError, IncrementalState, MultiheadAttention, QueryPositions, generate_continuously
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
-from seqgen.modules.masks import QueryPositions
-from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.step_plan import StepPlan
 from tests.covering import covering
 from tests.generation.test_contract import ThreeMethods
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, build
+from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, build
 from tests.modules.conftest import MEMORIES
 from tests.scripted_model import batch_of, dictionary
 from tests.subjects import subject_of
 from tests.waiting_sentences import queue
 
-LAWS = {
-    "can_roll_back": stepping.rolling_back_changes_nothing,
-    "can_merge": stepping.joining_batches_changes_nothing,
-}
+LAWS = {"can_roll_back": stepping.rolling_back_changes_nothing, "can_merge": stepping.joining_batches_changes_nothing}
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +31,16 @@ def _no_grad() -> Any:
         yield
 
 
-@pytest.mark.parametrize("flag", LAWS)
 @pytest.mark.parametrize(
-    ("name", "beam_indirection", "memory"), covering(list(ZOO), [True, False], MEMORIES), indirect=["memory"]
+    ("name", "beam_indirection", "memory", "flag"),
+    [
+        pytest.param(
+            *case, flag, marks=pytest.mark.slow if flag == "can_merge" and case[0] not in ARCHITECTURES else ()
+        )
+        for case in covering(list(ZOO), [True, False], MEMORIES)
+        for flag in LAWS
+    ],
+    indirect=["memory"],
 )
 def test_states_of_every_model(name: str, beam_indirection: bool, memory: None, flag: str) -> None:
     """Positions are taken back, and batches join; other tests of models try neither with each kind of cache."""

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.structures import Batch
-from seqgen.decoding.scorer import SequenceScorer
+from seqgen.extend import Batch, SequenceScorer, load_model
 from seqgen.modules.inspection import StackInternals, record_passes
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all_modules
 
-from seqgen.core.incremental_state import IncrementalState
-from seqgen.modules.linear import Linear
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.rms_norm import RMSNorm
+from seqgen.extend import IncrementalState, Linear, MultiheadAttention, RMSNorm
 from seqgen.modules.step_plan import StepPlan
 
 

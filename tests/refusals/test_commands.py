@@ -79,7 +79,7 @@ test_keys = refusals(
     ("convert path=x output=y reading.dictionry=x", "did you mean 'reading.dictionary'"),
     ("convert path=[a,b] output=y", "path names 2 models, and only format=average takes several; give one"),
     ("convert path=[a,b] format=average output=y last=2", "last=2 needs one run folder, but path names 2"),
-    ("score hypothesis=h reference=r source=s", "source has no effect: it is for metric comet"),
+    ("score hypothesis=h reference=r source=s", "source has no effect: it is for metrics that read it"),
     ("score hypothesis=h reference=r output=out", "output is for scoring with path="),
     ("score hypothesis=h reference=r generation.normalize_scores=false", "generation is for scoring with path="),
     ("score hypothesis=h reference=r reading.dictionary=x", "reading is for scoring with path="),

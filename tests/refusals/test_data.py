@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from seqgen import Translator
-from seqgen.core.encoder import inputs_of
-from seqgen.core.errors import UserError
-from seqgen.data.columns import Column
 from seqgen.data.combined_datasets import JoinedDataset, pack
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.noising import NoiseTokens, SpanCorruption
 from seqgen.data.pair_dataset import Example, PairDataset, Side, collate
 from seqgen.data.records import JsonFormat, Template, TsvFormat
-from seqgen.data.text import find_parallel, read_lines
-from seqgen.data.text_datasets import BlockDataset
+from seqgen.data.text_dataset import BlockDataset
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
@@ -33,7 +27,7 @@ from seqgen.data.tokenizers.pretrained import (
 )
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
-from seqgen.task import Task
+from seqgen.extend import Column, Dictionary, Task, UserError, find_parallel, inputs_of, read_lines
 from tests.pretrained_folders import sentencepiece_model, write_folder, write_model
 from tests.refusals import LANGUAGE_MODEL, TRANSLATION, Row, refusals
 from tests.tokenizer_texts import TEXT
@@ -160,7 +154,6 @@ def split(line: str, *words: str) -> Row:
 
 
 SOURCE, READS_Y = Mock(source=Mock(inputs={"x": 0})), Mock(encoder=Mock(inputs=("y",)))
-FEW = NoiseTokens(1, np.arange(2999, 2996, -1))
 test_datasets = refusals(
     (lambda tmp_path: store(tmp_path, name="empty"), "empty is empty"),
     (pairs(max_source_positions=4, on_overlong="error"), "1 pairs of train are longer than 4 source tokens: en, line"),
@@ -168,7 +161,6 @@ test_datasets = refusals(
     (pairs(("a",)), "train: there are 4 source lines but 1 target lines"),
     (lambda tmp_path: blocks(tmp_path, "", ""), "text contains no token"),
     (lambda tmp_path: blocks(tmp_path, "a b c a b").limited(None, 3), "up to 4 target tokens", "only 3 positions"),
-    (lambda: SpanCorruption()(np.zeros(568, int), FEW, np.random.default_rng(0)), "needs 28 sentinels, but the token"),
     (f"{TRANSLATION} task.tokenizer=bytes model=fconv_tiny dataset.pack=true", "not possible with model=fconv"),
     *((packed({"x": [1]}, one), "the column 'x' is missing in some examples, or its") for one in ({}, {"x": [1, 2]})),
     (packed({"x": 1}), "dataset.pack=true is not possible with examples that have columns: x"),

@@ -8,36 +8,26 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen import GenerationConfig, Translator
 from seqgen.addons.contrastive.search import ContrastiveSearch
 from seqgen.addons.fairseq import fairseq_generator
 from seqgen.addons.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.addons.speculative.verification import SpeculativeSearch
-from seqgen.config import GenerationConfig
 from seqgen.config.generation import KEYS_OF_ADDONS
 from seqgen.config.settings import Settings
 from seqgen.config.values import check_compatible, sentence_of
-from seqgen.core.beam_search import BeamSearch
 from seqgen.core.component import HIDDEN_STATES, LAYER_LOGITS
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.search import Search
-from seqgen.core.session import Session
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.building import Resources
 from seqgen.decoding.options import build_setup, processors_from_config
 from seqgen.decoding.resolution import resolve
-from seqgen.decoding.rewinding import rewind
 from seqgen.decoding.rules import FAIRSEQ
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
-from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.stopping import stopping_from_config
-from seqgen.task import Task
-from seqgen.text.reranking import Reranker
-from seqgen.text.translator import Translator
+from seqgen.extend import BeamSearch, Dictionary, Observer, Reranker, Resources, Sampling, Search, Session, Task, rewind
 from tests.generation.test_fork import begin_to_return
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, registered, sharp

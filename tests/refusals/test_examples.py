@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import Linear
 
 import examples.joeynmt.checkpoint
 import examples.papers.conformal_beams
@@ -17,26 +21,27 @@ from examples.papers.automata.regular import RegexConfig, RegexProcessor
 from examples.papers.best_first_beam import BestFirstBeamSearch
 from examples.papers.bilevel import BilevelSearch
 from examples.papers.contrastive_decoding import ContrastiveDecoding
+from examples.papers.critics.head import read_head
+from examples.papers.critics.quality_aware import QualityOfText, QualityOfTextConfig
+from examples.papers.critics.reward_augmented import RewardAugmented
+from examples.papers.critics.target_language import LanguageConfig, TargetLanguage
+from examples.papers.critics.text_member import TextMember
 from examples.papers.exact_search.exact import ExactSearch
 from examples.papers.exact_search.lattice import LatticeSearch
 from examples.papers.lookahead import Lookahead
 from examples.papers.lora import LoRA, LoRAConfig
 from examples.papers.mc_dropout import McDropout
+from examples.papers.planning_ahead import PlanningAhead, PlanningConfig, read_head as planning_head
 from examples.papers.poisson_beams import PoissonBeams
 from examples.papers.proxy_tuning import ProxyTuning
 from examples.papers.subword_regularization import Sampler
 from examples.papers.token_healing import TokenHealing, TokenHealingConfig
 from examples.papers.tree_drafts import TreeDrafts, TreeDraftsConfig
 from examples.papers.uncertainty import UncertaintyObserver
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.observers import Observer
-from seqgen.data.dictionary import Dictionary
+from seqgen.addons.partial_texts import PartialTexts
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import LogProbabilityMean
-from seqgen.decoding.search.constrained import ConstrainedSearch
-from seqgen.decoding.search.diverse import DiverseBeamSearch
-from seqgen.decoding.search.sampling import Sampling
+from seqgen.extend import ConstrainedSearch, Dictionary, DiverseBeamSearch, Observer, Resources, Sampling, load_model
 from seqgen.text.translator import Translator
 from tests.examples.test_automata import resources_of
 from tests.generators import scripted_generator
@@ -52,6 +57,11 @@ BEST = BestFirstBeamSearch()
 
 def decoding(settings: dict[str, Any], *words: str, models: int = 1) -> Row:
     return lambda: Translator([text_model()] * models).translate(TEXTS, **settings), *words
+
+
+def planning(model: str, *words: str) -> Row:
+    guide = PlanningAhead(nn.Linear(7, 23), torch.tensor([[4, 2]]), torch.eye(1, 23).to_sparse())
+    return lambda: Translator(text_model(model)).translate(TEXTS, processors=[guide]), *words
 
 
 test_searches = refusals(
@@ -72,6 +82,12 @@ test_searches = refusals(
     decoding({"combination": ProxyTuning()}, "needs path=[BASE,TUNED,UNTUNED], and there are 2", models=2),
     decoding({"observers": [UncertaintyObserver("")]}, "compares the members of an ensemble"),
     (lambda: Translator(text_model(dropout=0.0)).translate(TEXTS, search=McDropout()), "without dropout of features"),
+    (
+        lambda: PlanningAhead.build(PlanningConfig(), resources()),
+        "planning_ahead needs generation.allowed_outputs=FILE",
+    ),
+    planning("transformer_tiny", "planning_ahead.head is that of another model"),
+    planning("llama_tiny", "a decoder-only model has none"),
     (lambda: TreeDrafts.build(TreeDraftsConfig("x", [2000]), resources()), "a product of at most 1,024"),
     (lambda: TreeDrafts.build(TreeDraftsConfig("x", []), resources()), "set search.draft=MODEL, and search.widths="),
     (lambda: TreeDrafts.build(TreeDraftsConfig("nothing", [2, 1]), resources()), "nothing: there is no such"),
@@ -97,6 +113,37 @@ def healing(prefixes: str, *words: str) -> Row:
         Translator(text_model()).translate(TEXTS, **keys)
 
     return decode, *words
+
+
+def text_member(**limits: int) -> TextMember:
+    loaded = text_model("transformer_tiny", **limits)
+    return TextMember(loaded, PartialTexts(loaded.task.target_tokenizer.decode, loaded.task.target_dictionary))
+
+
+def rewarded(member: TextMember, features: int = 64) -> dict[str, Any]:
+    return {"processors": [RewardAugmented(member, Linear(features, 1))], "min_len": 9, "max_len_b": 9}
+
+
+def wide(tmp_path: Path) -> str:
+    save_file(Linear(3, 2).state_dict(), tmp_path / "wide")
+    return str(tmp_path / "wide")
+
+
+test_critics = refusals(
+    (lambda: QualityOfText.build(QualityOfTextConfig("length_ration"), resources()), "(did you mean 'length_ratio'?)"),
+    (
+        lambda: TargetLanguage.build(LanguageConfig("xx"), resources()),
+        "processor.language.code=xx is none of ",
+        ", de, ",
+    ),
+    (lambda: read_head(__file__, "processor.reward.head"), "processor.reward.head=", "not a head that fit.py wrote"),
+    (lambda tmp_path: read_head(wide(tmp_path), "head"), "not a head that fit.py wrote: size"),
+    (lambda: planning_head(__file__, 4), "processor.planning_ahead.head=", "not a head for this vocabulary"),
+    (lambda tmp_path: planning_head(wide(tmp_path), 4), "not a head for this vocabulary", "wrote: size"),
+    decoding(rewarded(text_member(), 7), "the head of RewardAugmented has 7 inputs, and its model 64 features"),
+    decoding(rewarded(text_member(max_source_positions=7)), "a source has 8 tokens", "whose model has 7 positions"),
+    decoding(rewarded(text_member(max_target_positions=7)), "a partial output has 8 tokens", "has 7 positions"),
+)
 
 
 test_processors_of_text = refusals(

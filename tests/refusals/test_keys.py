@@ -7,9 +7,8 @@ import yaml
 
 from seqgen.cli.command import with_config_files
 from seqgen.cli.score import ScoreConfig
-from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, from_dict, to_dict
 from seqgen.config.compose import component_of_key, compose
-from seqgen.config.values import from_dict, to_dict
 from tests.refusals import Row, refusals
 
 

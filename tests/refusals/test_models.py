@@ -10,8 +10,7 @@ import safetensors.torch
 import torch
 
 from seqgen.addons.huggingface.checkpoint import save_pretrained
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import ReadingConfig
+from seqgen.extend import ReadingConfig, load_model
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints as fairseq, huggingface_bart, huggingface_gpt2, huggingface_t5
 from tests.addons.huggingface.test_llama import gemma3_folder, llama_folder

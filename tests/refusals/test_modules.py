@@ -8,14 +8,10 @@ import torch
 
 import seqgen.extend
 from seqgen.core.incremental_state import IncrementalState, StatefulModule
+from seqgen.extend import GrowingCache, KeyValueCache, Linear, MultiheadAttention, record_passes
 from seqgen.modules import dtypes
 from seqgen.modules.convolution import parse_choices, parse_convolutions
 from seqgen.modules.dtypes import to_dtype
-from seqgen.modules.inspection import record_passes
-from seqgen.modules.kv_cache.growing import GrowingCache
-from seqgen.modules.kv_cache.protocol import KeyValueCache
-from seqgen.modules.linear import Linear
-from seqgen.modules.multihead_attention import MultiheadAttention
 from tests.model_zoo import build
 from tests.refusals import Row, refusals
 

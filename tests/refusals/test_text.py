@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,10 @@ import pytest
 import torch
 
 import seqgen
+from seqgen import TextStreamer, Translator
 from seqgen.cli.line_decoding import make_text_cleaner
-from seqgen.config import GenerationConfig
-from seqgen.core.ensemble import Ensemble
-from seqgen.core.member import MemberSpec
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
-from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.extend import Chrf, DiverseBeamSearch, Ensemble, GenerationConfig, MemberSpec, Reranker, WhitespaceTokenizer
 from seqgen.metrics import Texts, corpus_scores
-from seqgen.task import Task
-from seqgen.text.reranking import Chrf, Reranker
-from seqgen.text.translator import Translator
-from seqgen.text.unknown_words import UnknownWords, read_translations
-from seqgen.text.word_streaming import TextStreamer
 from tests.refusals import Row, refusals
 from tests.scripted_model import dictionary
 from tests.text_models import task_of, text_model
@@ -119,16 +109,7 @@ def without_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     translator.translate(["w1"])
 
 
-def words(content: str, name: str = "bad.tsv") -> Callable[[Path], Any]:
-    def call(tmp_path: Path) -> None:
-        (tmp_path / "bad.tsv").write_text(content)
-        read_translations(tmp_path / name)
-
-    return call
-
-
 DIVERSE = Translator(MODEL, search=DiverseBeamSearch(2, 3.0), beam=4)
-BYTES = make_tokenizer(byte_files(4))
 test_components = refusals(
     translating("there is no utility 'chfr'", "bleu, chrf", mbr="chfr"),
     translating("minimum Bayes risk compares", "generation.beam=2 or more", mbr=Chrf(), beam=1),
@@ -138,13 +119,8 @@ test_components = refusals(
     translating("generation.rerank does not name its reranker", **{"reranker.weight": 1.0}),
     # streams
     streaming("generation.beam=3", beam=3),
-    streaming("generation.replace_unknown", replace_unknown="source"),
-    streaming("generation.replace_unknown", generation={"replace_unknown": "source"}),
-    # attention, and words
+    # attention
     (without_attention, "generation.coverage_penalty needs attention weights, but this model returns none"),
-    (lambda: UnknownWords(Task(None, BYTES, BYTES), "source"), "are not words"),
-    (words("egg\tEi\nham Schinken\n"), "bad.tsv, line 2 is not SOURCE<tab>TARGET"),
-    (words("", "nothere.tsv"), "there is no file", "nothere.tsv"),
     translating("does not apply to the search object DiverseBeamSearch", by=DIVERSE, sampling=True, seed=2),
 )
 
@@ -166,7 +142,7 @@ TEXTS = Texts(["a"], ["b"])
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optional libraries are not installed."""
-    for name in ("comet", "rouge_score.rouge_scorer", "sacremoses"):
+    for name in ("rouge_score.rouge_scorer", "sacremoses"):
         monkeypatch.setitem(sys.modules, name, None)
 
 
@@ -179,12 +155,9 @@ def texts(tmp_path: Path) -> str:
 
 test_metrics = refusals(
     (lambda: corpus_scores(["blue"], TEXTS), "'blue' (did you mean 'bleu'?)"),
-    (lambda: corpus_scores(["comet"], TEXTS), "reads the sources"),
-    (lambda absent: corpus_scores(["comet"], Texts(["a"], ["b"], ["c"])), "pip install unbabel-comet"),
     (lambda absent: corpus_scores(["rougeL"], TEXTS), "pip install rouge-score"),
     (lambda absent: make_text_cleaner("", "de"), "pip install sacremoses"),
     (lambda: make_text_cleaner("", "german"), "detokenize=german: ", "the languages are ", "de, ", ", zh"),
     (lambda: make_text_cleaner("", "xx"), "detokenize=xx: ", "the languages are "),
-    ("score {texts} metrics=comet", "set source=FILE"),
     ("score {texts} source={tmp_path}/r", "has no effect"),
 )

@@ -1,7 +1,5 @@
 """What is refused of training: settings, text, weights and checkpoints that do not fit, models that are not there."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable, Iterator
@@ -20,26 +18,20 @@ from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
 from seqgen.checkpoints.serialization import write_checksums
-from seqgen.checkpoints.sources import local_path
 from seqgen.cli.train import with_checkpoint
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.extend import Dictionary, Task, TrainingObserver, WhitespaceTokenizer, local_path
 from seqgen.registry import OPTIMIZERS, register_optimizer, register_training_observer
-from seqgen.task import Task
 from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
 from seqgen.training.averaging import average
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.observers import TrainingObserver
 from tests.commands import NOUNS
 from tests.pretrained_folders import write_folder
 from tests.refusals import LANGUAGE_MODEL, TRANSLATION, Row, refusals
 from tests.training.test_schedules import schedule
-from tests.training_runs import Lab, lab
-
-__all__ = ["lab"]
+from tests.training_runs import Lab
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.config import GenerationConfig
+from seqgen.config import GenerationConfig, from_dict
 from seqgen.config.generation import KEYS_OF_ADDONS, OPTIONS, SWITCHES
-from seqgen.config.values import from_dict
 from seqgen.registry import MissingAddonError
 from tests.commands import MISSING, command
 from tests.conftest import ROOT, addons_of, is_installed, pytest_ignore_collect

@@ -5,12 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.extend import Dictionary, SentencePieceTokenizer, load_model, load_pretrained_tokenizer
 from seqgen.text.translator import Translator
-from tests import fairseq_checkpoints
 from tests.fuzzing.readers import READERS, Bench
 from tests.fuzzing.sandbox import Failure
 from tests.huggingface_t5 import change_config
@@ -69,14 +65,6 @@ def model_with_a_large_table(tmp_path: Path) -> None:
     load_model(folder)
 
 
-def projections_of_different_shapes(tmp_path: Path) -> None:
-    path = fairseq_checkpoints.write_random(tmp_path, fairseq_checkpoints.TRANSFORMER)
-    content = torch.load(path, weights_only=False)
-    content["model"]["encoder.layers.0.self_attn.k_proj.weight"] = torch.zeros(4)
-    torch.save(content, path)
-    load_model(path)
-
-
 WITHOUT_UNKNOWN = '{"pad": 0, "eos": 1, "unk": null, "bos": null, "symbols": ["a", "b"], "counts": [1, 1]}'
 NOT_TEXT = sentencepiece_model().replace(b"\n\x05<unk>", b"\n\x05<\x91\x91\x91>")
 test_what_is_refused = refusals(
@@ -87,7 +75,6 @@ test_what_is_refused = refusals(
     (lambda: SentencePieceTokenizer(NOT_TEXT), "is not a SentencePiece model, or is damaged"),
     (tokenizer_with_a_large_id, "has an id of 2147483648 but only"),
     (model_with_a_large_table, "relative_attention_max_distance=1000000000 is above its maximum"),
-    (projections_of_different_shapes, "the weights are not those of this model"),
 )
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.decoding.seqgen_worker import Seqgen
 from seqgen.addons.cuda_graphs.captured import NotCapturable
 
 
@@ -50,20 +49,6 @@ def test_an_error_is_a_row(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "failed: RuntimeError: no step was replayed: some steps were not captured: no / today"
     assert [row[4:] for row in rows if row[5].startswith("failed")] == [["seqgen, captured", said]]
     assert code == 1
-
-
-@pytest.mark.slow
-def test_a_worker_that_does_not_start_is_tried_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[Any] = []
-
-    def fail(worker: Seqgen, arguments: Any) -> None:
-        tries.append(arguments)
-        raise RuntimeError("out of order")
-
-    monkeypatch.setattr(Seqgen, "__init__", fail)
-    code, (_, *rows, _) = run("fconv_tiny")
-    assert [row[5] for row in rows] == ["failed: RuntimeError: out of order"] * 2
-    assert (code, len(tries)) == (1, 1)
 
 
 def test_without_time_all_is_left_out(run: Any) -> None:

@@ -10,6 +10,8 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 import seqgen.extend
 from seqgen.config.generation import OPTIONS, SWITCHES
 from seqgen.registry import import_declared
@@ -196,7 +198,8 @@ def test_addons_import_what_is_public_with_few_exceptions() -> None:
     assert not any(module.startswith("seqgen.addons") for _, module in found)
 
 
-DOORS = ["confidence", "fairseq", "huggingface", "inspection", "mixtures", "speculative", "traces"]
+DOORS = ["confidence", "cross_vocabulary", "fairseq", "huggingface", "inspection", "mixtures", "partial_texts"]
+DOORS += ["programs", "rewriting", "speculative", "traces"]
 SURFACES = PUBLIC | {f"seqgen.addons.{name}" for name in DOORS}
 """The modules that users import from; every other module may move."""
 
@@ -254,6 +257,7 @@ for name in ("models.fconv", "seqgen.seqgen", "tasks", "cli.train"):
 """
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_imported_and_under_one_name() -> None:
     """A command that decodes imports every component that the run's configuration names, also those of training."""
     result = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)

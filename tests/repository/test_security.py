@@ -13,16 +13,11 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.run_config import save_generation
-from seqgen.cli.command import log
-from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data import text
-from seqgen.data.text import stream_lines
 from seqgen.decoding.resolution import resolve, settings_of_model
-from seqgen.system.error_messages import printable
-from seqgen.system.reading import read_bytes
-from seqgen.training.training_run import TrainingRun
+from seqgen.extend import GenerationConfig, TrainConfig, TrainingRun, log, printable, read_bytes, stream_lines
 from tests.commands import command
 from tests.config.test_user_files import forget
 from tests.fuzzing.readers import make_run

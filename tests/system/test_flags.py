@@ -11,16 +11,10 @@ from torch import Tensor
 from seqgen.addons.speculative.drafters import ModelDrafter
 from seqgen.addons.speculative.verification import SpeculativeSearch
 from seqgen.core.beam_search import BeamSearch, Greedy
-from seqgen.core.candidates import Candidates
-from seqgen.core.context import StepContext
 from seqgen.core.contract import Flagged, Hooked, find_misspelt
-from seqgen.core.scores import Scores
 from seqgen.core.structures import DecoderOut, Hypothesis
-from seqgen.decoding.processors.length import MinimumLength
 from seqgen.decoding.processors.tokens import BadWords, SequenceBias
-from seqgen.decoding.search.sampling import Sampling
-from seqgen.modules.kv_cache.growing import GrowingCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.extend import Candidates, GrowingCache, KeysAndValues, MinimumLength, Sampling, Scores, StepContext
 from seqgen.registry import MODELS, SEARCHES
 from seqgen.training.criteria import has_default_forward
 from tests.commands import command, refused

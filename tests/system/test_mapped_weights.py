@@ -11,13 +11,10 @@ import torch
 
 from benchmarks.decoding.models import numbered_words
 from seqgen.addons.huggingface.checkpoint import save_pretrained
-from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.serialization import write_checksums, write_tensors
-from seqgen.core.ensemble import Ensemble
-from seqgen.core.errors import CheckpointError
+from seqgen.extend import CheckpointError, Ensemble, T5Config, T5Model, load_model
 from seqgen.models.llama import LlamaConfig, LlamaModel
-from seqgen.models.t5 import T5Config, T5Model
 from seqgen.modules.kernels import PREPACKED, kernels_for
 from seqgen.system.mapped_weights import is_mapped, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS

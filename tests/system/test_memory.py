@@ -11,21 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from seqgen.core.errors import DataError, ResourceError
-from seqgen.core.structures import Batch
+from seqgen.extend import Batch, DataError, ResourceError, Task, TextDecoding
 from seqgen.system.devices import keep_freed_memory, memory_errors, out_of_memory
-from seqgen.task import Task
 from seqgen.text import batching, text_scoring
 from seqgen.text.batching import Batcher
-from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Validator
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, done, refused, training_arguments
 from tests.text_models import TEXTS, text_model
-from tests.training_runs import Lab, assert_identical, everything, lab, records
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, assert_identical, everything, records
 
 
 def run_out(*_: Any, **__: Any) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.text.translator import Translator
-from tests.commands import command, corpus, done, refused
+from seqgen import Translator, load_model
+from tests.commands import command, done, refused
 from tests.training_runs import records
 
 KEYS = """
@@ -17,11 +16,6 @@ optimization.max_update=60 lr_scheduler.warmup_updates=10 common.threads=1 commo
 common.log_interval=5 model=transformer_lm model.decoder_embed_dim=16 model.decoder_ffn_embed_dim=32
 model.decoder_layers=1 model.decoder_attention_heads=2
 """
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The multilingual translation task: tokens of languages, sampling of pairs, scores of pairs, and decoding."""
 
-import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +9,10 @@ import pytest
 import torch
 
 from seqgen import Translator
-from seqgen.checkpoints.loading import load_model
-from seqgen.data.tokenizers.base import load_tokenizer
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.extend import load_pretrained_tokenizer, load_tokenizer
 from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
-from tests.commands import SMALL_TRANSFORMER, command, corpus, done, sentences
-from tests.pretrained_folders import write_folder, write_model
-from tests.training_runs import records
+from tests.commands import SMALL_TRANSFORMER, corpus, done, sentences
+from tests.pretrained_folders import write_folder
 
 PAIRS = ["en-de", "de-en"]
 SETTINGS = {"tokenizer": "whitespace", "workers": 1}
@@ -151,55 +147,16 @@ def test_further_languages(data: Path, tmp_path: Path) -> None:
     assert again.source_dictionary.symbols[-2:] == ["gsw_Latn", "bar_Latn"]
 
 
-def training(data: Path, run: Path, *further: str) -> list[str]:
-    files = (f"run_dir={run}", f"task.train={data}/train", f"task.valid={data}/val", f"task.test={data}/test")
-    task = ("task=multilingual_translation", "task.pairs=[en-de,de-en]", "task.workers=1", "dataset.max_tokens=1000")
-    return [*files, *task, *further]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Path) -> None:
-    keys = ["task.tokenizer=whitespace", f"task.language_token={side}", *SMALL_TRANSFORMER, "model.dropout=0"]
-    keys += ["model.encoder_embed_dim=32", "model.decoder_embed_dim=32", "optimization.max_update=200"]
-    keys += ["optimization.lr=[0.01]", "lr_scheduler.warmup_updates=20", "dataset.validate_decode=5"]
-    keys += ["dataset.validate_interval=0", "dataset.validate_interval_updates=200", "generation.beam=1"]
-    keys += ["checkpoint.best_checkpoint_metric=de-en.chrf"]
-    done("train", *training(data, tmp_path / "run", *keys))
-    (scores,) = records(tmp_path / "run", "valid")
-    for pair in PAIRS:
-        assert {f"{pair}.loss", f"{pair}.ppl", f"{pair}.bleu", f"{pair}.chrf"} <= scores.keys()
-        assert scores[f"{pair}.chrf"] > 90
-        decoded = command("generate", f"path={tmp_path}/run", f"dataset.gen_source={pair}")
-        assert float(re.findall(r"chrf = ([\d.]+)", decoded.err)[0]) > 90, decoded.err
-    lines = ["the dog sees a man\tde", "der Hund sieht einen Mann\ten", "the boat sees a ball\tde"]
-    found = Translator(str(tmp_path / "run")).translate(lines, target_lang="field2", beam=2)
-    # the language is the one that was asked for; single words depend on how a processor rounds in training
-    assert [translation.text.split()[0] for translation in found] == ["der", "the", "der"]
-    replacing = {"target_lang": "de", "replace_unknown": "source", "unkpen": -9, "max_len_b": 6}
-    hypothesis = Translator(str(tmp_path / "run")).translate(["the dog sees a yak"], **replacing)[0].hypotheses[0]
+def test_unknown_words_are_those_they_are_aligned_with(side: str, data: Path, tmp_path: Path) -> None:
+    """Beside the token of a language, on either side."""
+    files = (f"run_dir={tmp_path / 'run'}", f"task.train={data}/train", f"task.valid={data}/val")
+    task = ("task=multilingual_translation", "task.pairs=[en-de,de-en]", "task.workers=1", "task.tokenizer=whitespace")
+    done("train", *files, *task, f"task.language_token={side}", *SMALL_TRANSFORMER, "optimization.max_update=1")
+    keys = {"target_lang": "de", "replace_unknown": "source", "unkpen": -99, "max_len_b": 6}
+    hypothesis = Translator(str(tmp_path / "run")).translate(["the dog sees a yak"], **keys)[0].hypotheses[0]
     read = [f"__{'de' if side == 'source' else 'en'}__", *["the", "dog", "sees", "a", "yak", "yak"]]
     wanted = [read[max(1, int(position))] for position in hypothesis.alignment[:-1]]
-    assert hypothesis.text.split() == wanted[side == "target" :], "each unknown word is the one it is aligned with"
-
-
-@pytest.mark.slow
-def test_finetuning_a_multilingual_folder(data: Path, tmp_path: Path) -> None:
-    """Old rows of the embedding are those of the folder; the row of the new language is said and is trained."""
-    folder = write_model(tmp_path / "nllb", "NllbTokenizer", NLLB)
-    keys = ["task.languages=[en=eng_Latn,de=gsw_Latn]", f"checkpoint.finetune_from={folder}", "optimization.lr=[0]"]
-    keys += ["optimization.max_update=1", "dataset.validate_decode=2", "generation.beam=1", "generation.max_len_b=5"]
-    trained = done("train", *training(data, tmp_path / "run", *keys))
-    assert "new tokens of the target, whose embeddings are initialized at random: gsw_Latn" in trained.err
-    assert f"starting from the weights of {folder}" in trained.err
-    old, new = load_model(folder), load_model(tmp_path / "run")
-    rows = len(old.task.target_dictionary)
-    assert len(new.task.target_dictionary) == rows + 1
-    for name, weight in old.model.state_dict().items():
-        assert torch.equal(new.model.state_dict()[name][: len(weight)], weight), name
-    text = "the dog sees a man"
-    source = torch.tensor([old.task.source_tokenizer.encode_source(text, "eng_Latn")])
-    prefix = torch.tensor([[2, *old.task.target_tokenizer.encode_target("a man", "deu_Latn")]])
-    with torch.no_grad():
-        logits = [one.model(source, torch.tensor([source.size(1)]), prefix).logits for one in (old, new)]
-    torch.testing.assert_close(logits[1][..., :rows], logits[0], rtol=0, atol=1e-6)
+    assert len(wanted) > 3
+    assert hypothesis.text.split() == wanted[side == "target" :]

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqgen.core.errors import UserError
-from seqgen.data.parquet import read_column
+from seqgen.extend import TranslationConfig, TranslationTask, UserError, read_column
 from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
-from seqgen.tasks.translation import TranslationConfig, TranslationTask
 from tests.commands import corpus, sentences
 
 PAIRS = sentences(0, 300)

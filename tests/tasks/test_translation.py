@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Dictionary
-from seqgen.tasks.translation import TranslationConfig, TranslationTask
+from seqgen.extend import ConfigError, Dictionary, TranslationConfig, TranslationTask
 
 EN = ["one red cat", "two green dogs\u2028and a cat", "three blue cats\r", "a dog"] * 3
 DE = ["eine rote Katze", "zwei grüne Hunde", "drei blaue Katzen", "ein Hund"] * 3

@@ -1,7 +1,5 @@
 """The metrics of texts, compared with the tools they come from; and the text of tokenized outputs."""
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -28,17 +26,6 @@ def test_metrics_by_hand() -> None:
     assert scores["chrf++"].value < scores["chrf"].value
     assert scores["rouge1"].value == scores["rougeL"].value == pytest.approx(100 * (5 / 6 + 0.8 + 1) / 3)
     assert scores["rouge2"].value == pytest.approx(100 * (3 / 5 + 0 + 1) / 3)
-
-
-def test_comet_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
-    scores = types.SimpleNamespace(scores=[0.25, 0.5, 0.75])
-    model = types.SimpleNamespace(predict=lambda data, **_: seen.extend(data) or scores)
-    fake = types.SimpleNamespace(download_model=lambda name: f"{name}.ckpt", load_from_checkpoint=lambda path: model)
-    monkeypatch.setitem(sys.modules, "comet", fake)
-    found = corpus_scores(["comet"], Texts(HYPOTHESES, REFERENCES, ["x", "y", "z"]))["comet"]
-    assert (found.value, found.signature) == (50.0, "comet|model:Unbabel/wmt22-comet-da")
-    assert seen[1] == {"src": "y", "mt": "a dog", "ref": "a big dog"}
 
 
 def test_the_command(tmp_path: Path) -> None:

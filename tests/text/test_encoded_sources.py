@@ -10,11 +10,8 @@ from examples.papers.mask_predict_model import LengthEncoderOut
 from examples.papers.simultaneous import WaitK
 from seqgen.addons.speculative.drafters import ModelDrafter
 from seqgen.addons.speculative.verification import SpeculativeSearch
-from seqgen.core.errors import ConfigError
-from seqgen.core.search import Search
-from seqgen.core.structures import Batch, EncoderOut, Source
-from seqgen.decoding.scorer import SequenceScorer
-from seqgen.modules.inspection import record_passes
+from seqgen.extend import Batch, ConfigError, EncoderOut, Search, SequenceScorer, Source, record_passes
+from tests.covering import mostly_slow
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
 from tests.hypotheses import assert_same
@@ -23,11 +20,7 @@ from tests.scripted_model import batch_of, dictionary
 from tests.subjects import inputs
 
 FAST = ("fconv_uneven", "transformer_marian", "lstm_tiny", "t5_gated_untied")
-ENCODERS = [
-    name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
-    for name, specimen in ZOO.items()
-    if not specimen.is_language_model
-]
+ENCODERS = mostly_slow([name for name, specimen in ZOO.items() if not specimen.is_language_model], *FAST)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -6,12 +6,10 @@ from unittest import mock
 
 import pytest
 
-from seqgen.config import GenerationConfig
+from seqgen.extend import Details, GenerationConfig, InputLine, Translation
 from seqgen.registry import MissingAddonError
 from seqgen.text import line_stages
-from seqgen.text.input_line import InputLine
 from seqgen.text.line_stages import LINE_STAGES, LineOrder, LineStage, register_line_stage, summaries
-from seqgen.text.results import Details, Translation
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.extend import TextDecoding, Translation, load_pretrained_tokenizer
 from seqgen.text.output_formats import FORMATS, json_text
-from seqgen.text.results import Translation
-from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, task_of, text_model
 

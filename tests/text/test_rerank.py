@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
+from unittest import mock
 
 import pytest
 import torch
@@ -11,13 +12,9 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from examples.extending.reranker import LengthRatio
 from examples.papers.noisy_channel import NoisyChannel
-from seqgen.config import option
-from seqgen.decoding.building import Resources
-from seqgen.decoding.combinations import Fusion
+from seqgen.extend import Fusion, GenerationConfig, MemberSource, ModelInMemory, Resources, option
 from seqgen.registry import register_member_source, register_reranker
-from seqgen.task import ModelInMemory
-from seqgen.text.input_line import MemberSource
-from seqgen.text.reranking import Bleu, Chrf, Reranker, Utility, by_expected_utility, expected_utilities
+from seqgen.text.reranking import Bleu, Chrf, Ranker, Reranker, Utility, UtilityLine, expected_utilities
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
@@ -142,19 +139,6 @@ def test_the_channel_model_scores_what_the_first_member_reads() -> None:
     ]
 
 
-def test_lines_are_prepared_together_with_empty_ones() -> None:
-    class Preparing(Reranker):
-        def prepare(self, lines: Sequence[Translation]) -> None:
-            prepared.append([(line.id, line.source, len(line.hypotheses)) for line in lines])
-
-        def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
-            return [1.0] * len(hypotheses)
-
-    prepared: list[Any] = []
-    Translator(text_model()).translate(["w1", "", "w3"], rerank=Preparing(), buffer_size=2, **SETTINGS)
-    assert prepared == [[(0, "w1", 0), (1, "", 0)], [(2, "w3", 0)]]
-
-
 # --- minimum Bayes risk, against the plain double loop and numbers worked out by hand
 
 
@@ -175,12 +159,17 @@ def test_is_the_plain_double_loop(utility: str, candidates: list[str]) -> None:
         sum(METRICS[utility].sentence_score(candidate, [other]).score for other in candidates) / len(candidates)
         for candidate in candidates
     ]
-    assert expected_utilities(candidates, UTILITIES[utility]) == pytest.approx(wanted, abs=1e-9)
+    lines = [("", SAMPLES), ("", candidates)]
+    assert expected_utilities(lines, UTILITIES[utility])[1] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_ties_keep_the_order_of_the_search() -> None:
-    assert by_expected_utility([3.0, 5.0, 3.0, 5.0]) == [1, 3, 0, 2]
-    assert expected_utilities(["only"], Chrf()) == pytest.approx([100])
+    given: Any = mock.Mock(setting="rerank", of_lines=lambda lines: [[3.0, 5.0, 3.0, 5.0]])
+    (line,) = Translator(text_model(), beam=4, nbest=4, max_len_b=8).translate(TEXTS[:1])
+    ranker = Ranker(GenerationConfig(), {"rerank": given}, 4, mock.Mock())
+    (ranked,) = ranker.ranked([(line, line.hypotheses)])
+    assert [item.text for item in ranked] == [line.hypotheses[index].text for index in (1, 3, 0, 2)]
+    assert expected_utilities([("", ["only"])], Chrf()) == [pytest.approx([100])]
 
 
 @pytest.mark.parametrize("utility", UTILITIES)
@@ -190,7 +179,7 @@ def test_translations_come_by_expected_utility(utility: str) -> None:
     changed = 0
     for before, translation in zip(plain, translator.translate(TEXTS, nbest=3, mbr=utility), strict=True):
         texts = [h.text for h in before.hypotheses]
-        means = dict(zip(texts, expected_utilities(texts, UTILITIES[utility]), strict=True))
+        means = dict(zip(texts, expected_utilities([("", texts)], UTILITIES[utility])[0], strict=True))
         order = sorted(texts, key=lambda text: -means[text])
         assert [h.text for h in translation.hypotheses] == order[:3]
         assert [h.utility for h in translation.hypotheses] == pytest.approx([means[text] for text in order[:3]])
@@ -200,8 +189,8 @@ def test_translations_come_by_expected_utility(utility: str) -> None:
 
 def test_utilities_have_keys() -> None:
     """Character order 1 counts letters alone: ``ab`` and ``ba`` are then the same."""
-    assert expected_utilities(["ab", "ba"], Chrf(char_order=1)) == pytest.approx([100, 100])
-    assert Bleu(max_ngram_order=1)(["a b c", "c b a"]) == pytest.approx(100)
+    assert expected_utilities([("", ["ab", "ba"])], Chrf(char_order=1)) == [pytest.approx([100, 100])]
+    assert Bleu(max_ngram_order=1)(UtilityLine("", ["a b c"], ["c b a"])) == pytest.approx(100)
     translator = Translator(text_model(sharpness=1.2), sampling=True, beam=6, max_len_b=8, mbr="chrf")
     for key, value, utility in (("utility.char_order", 2, Chrf(char_order=2)), ("utility.beta", 0.5, Chrf(beta=0.5))):
         by_key = translator.translate(TEXTS, nbest=6, **{key: value})

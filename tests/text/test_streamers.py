@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from seqgen import TextStreamer, Translator
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import TextStreamer
 from tests.commands import sentences
 from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, text_model

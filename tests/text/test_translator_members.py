@@ -4,12 +4,7 @@ import pytest
 
 from examples.extending.member import Blind, decode
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.core.errors import ConfigError
-from seqgen.core.member import MemberSpec
-from seqgen.decoding.combinations import Fusion
-from seqgen.decoding.search.diverse import DiverseBeamSearch
-from seqgen.task import ModelInMemory
-from seqgen.text.results import Translation
+from seqgen.extend import ConfigError, DiverseBeamSearch, Fusion, MemberSpec, ModelInMemory, Translation
 from seqgen.text.translator import Translator
 from tests.text_models import task_of, text_model
 

@@ -1,7 +1,5 @@
 """Checkpoints are read exactly as written, survive a kill at any time, and are refused if damaged."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

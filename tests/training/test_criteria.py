@@ -1,7 +1,5 @@
 """The loss over the vocabulary: the lean computations equal the plain formula, in value and in gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -9,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.core.structures import Batch, Source
+from seqgen.extend import Batch, Source, target_logits
 from seqgen.training import criteria, cross_entropy as module
-from seqgen.training.criteria import target_logits
 from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy, projection_of
 from tests.model_zoo import ZOO, TinyTask, build
 

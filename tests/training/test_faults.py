@@ -1,7 +1,5 @@
 """Faults of disks during training."""
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import Any
@@ -9,9 +7,7 @@ from typing import Any
 import pytest
 
 from seqgen.core.errors import UserError
-from tests.training_runs import Lab, lab, records
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, records
 
 
 def failing(*_: Any, **__: Any) -> Any:

@@ -1,7 +1,5 @@
 """``checkpoint.finetune_from``: the model of a checkpoint, its tokenizer, and vocabularies with further tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import initialize, load_model
 from seqgen.cli.train import FINETUNING_LR, FINETUNING_WARMUP, with_checkpoint
-from seqgen.config import TrainConfig
-from seqgen.core.errors import CheckpointError
-from seqgen.data.dictionary import Dictionary
-from seqgen.models.t5 import T5Config, T5Model
+from seqgen.extend import CheckpointError, Dictionary, LoadedModel, T5Config, T5Model, TrainConfig
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests import huggingface_bart, huggingface_t5
-from tests.commands import SMALL_TRANSFORMER, command, corpus, done, refused
+from tests.commands import SMALL_TRANSFORMER, command, done, refused
 from tests.fairseq_checkpoints import TRANSFORMER, dictionary
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("data"))
 
 
 def training(data: Path, run: Path, folder: Path | str, *further: str) -> list[str]:

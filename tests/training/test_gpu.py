@@ -1,7 +1,5 @@
 """Training on a simulated GPU equals training on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Training runs: accumulation, stopping, validation, and resuming exactly where a run was interrupted."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -12,17 +10,13 @@ import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
-from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
+from seqgen.extend import TrainConfig, ValidationResult
 from seqgen.metrics import text_scores
 from seqgen.training.run_log import RunLog
 from seqgen.training.trainer import Trainer, UpdateResult
 from seqgen.training.triggers import Triggers
-from seqgen.training.validation import ValidationResult
-from tests.training_runs import Lab, assert_identical, everything, lab, names, records
-
-__all__ = ["lab"]
-
+from tests.training_runs import Lab, assert_identical, everything, names, records
 
 # -- one update -----------------------------------------------------------------------------------------------------
 

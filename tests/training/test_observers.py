@@ -1,7 +1,5 @@
 """What observers of a training are told and can change, groups of parameters, and optimizers of several gradients."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +10,8 @@ import torch
 
 from examples.extending import training_observer  # noqa: F401  # registered
 from examples.papers.sharpness_aware import SAM
-from seqgen.config import option
-from seqgen.registry import register_training_observer
-from seqgen.training.observers import TrainingObserver
-from tests.training_runs import Lab, batch_of, lab, records
-
-__all__ = ["lab"]
+from seqgen.extend import TrainingObserver, option, register_training_observer
+from tests.training_runs import Lab, batch_of, records
 
 
 @dataclass

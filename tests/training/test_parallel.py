@@ -1,7 +1,5 @@
 """Training by DDP and FSDP: the same global batch gives the losses and weights of a single process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -21,9 +19,7 @@ from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, gather_whole
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.parallel_training import MODELS, Job, train_in, train_together
-from tests.training_runs import Lab, everything, flat, free_port, lab, records
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, everything, flat, free_port, records
 
 # a number of batches that neither 4 nor 6 divides
 COMMON = ["dataset.max_tokens=120 optimization.max_epoch=2 optimization.lr=[0.01]"]

@@ -1,7 +1,5 @@
 """Runs of several processes: who holds the lock, and what is said when one of them dies, hangs or is stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,7 @@ import torch
 from seqgen.config import DistributedConfig
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join
 from seqgen.training.train import StopSignals
-from tests.commands import SMALL_FCONV, corpus, done, training_arguments
+from tests.commands import SMALL_FCONV, done, training_arguments
 from tests.training_runs import everything, free_port, records
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,6 +71,7 @@ class TestStopSignals:
             os.kill(os.getpid(), signal.SIGTERM)
             assert signals.received == signal.SIGINT
 
+    @pytest.mark.slow
     def test_training_survives_the_terminal(self) -> None:
         """Whoever writes to a terminal that was closed gets an error; after SIGHUP nothing is written there."""
         program = (
@@ -94,11 +93,6 @@ class TestStopSignals:
 
 
 # -- whole runs ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("corpus"))
 
 
 class Run:

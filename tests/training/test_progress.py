@@ -1,7 +1,5 @@
 """What training shows and what it keeps a record of."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

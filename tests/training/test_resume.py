@@ -1,36 +1,27 @@
 """A run that is interrupted at any moment and continued ends as one that was not; with which keys it may be."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
+from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_config import MAY_CHANGE, check_resumable
-from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.keys import known_keys
-from seqgen.config.values import to_dict
-from seqgen.core.errors import CheckpointError, ConfigError
+from seqgen.extend import CheckpointError, ConfigError, TrainConfig, to_dict
 from seqgen.modules.linear import TRAINING
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Validator
+from tests.covering import mostly_slow
 from tests.training import test_observers  # noqa: F401  # registers an observer
-from tests.training_runs import Lab, assert_identical, everything, lab, names, records
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, assert_identical, everything, names, records
 
 
 def assert_same_runs(found: Path, wanted: Path) -> None:
@@ -51,7 +42,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", mostly_slow(RUNS, "optimizer=adafactor", "frozen"))
 def test_a_run_in_two_parts_is_one(lab: Lab, name: str) -> None:
     keys = [*RUNS[name], "dataset.validate_interval=0"]
     once = lab.train(f"{name}-once", *keys, "optimization.max_update=6")
@@ -110,14 +101,18 @@ def disturbed(method: Callable[..., Any], number: int, by: str) -> Callable[...,
 @pytest.mark.parametrize(
     ("name", "moment", "number", "by"),
     [
-        *(("full", *at, "SIGKILL") for at in (("train_update", 4), ("validate", 1), ("save", 1), ("save", 4))),
-        *(("finetuning", *at, "SIGKILL") for at in (("train_update", 0), ("validate", 0), ("save", 0))),
+        *(("full", *at, "SIGKILL") for at in (("train_update", 4), ("validate", 1), ("save", 4))),
+        ("finetuning", "save", 0, "SIGKILL"),
+        *(
+            pytest.param(*case, "SIGKILL", marks=pytest.mark.slow)
+            for case in (("full", "save", 1), ("finetuning", "train_update", 0), ("finetuning", "validate", 0))
+        ),
         ("finetuning", "train_update", 3, "SIGKILL"),  # after the first checkpoint with an update
         ("finetuning", "validate", 0, "SIGTERM"),
         ("full", "validate", 0, "SIGINT"),  # validation is done when the run is continued
         # within an epoch, and at its end
         *(
-            pytest.param("full", "train_update", n, "SIGTERM", marks=[] if n in (0, 4) else [pytest.mark.nightly])
+            pytest.param("full", "train_update", n, "SIGTERM", marks=[] if n == 4 else [pytest.mark.nightly])
             for n in range(10)
         ),
     ],
@@ -153,39 +148,6 @@ def test_a_run_that_is_continued_does_not_begin_again(
     lab.train("continued", *keys, "optimization.max_update=2")
     shutil.rmtree(lab.root / "base")
     assert_same_runs(lab.train("continued", *keys), whole["finetuning"])
-
-
-def start(root: Path, name: str) -> subprocess.Popen[bytes]:
-    """Train in a process of its own."""
-    keys = "optimization.max_update=60 optimization.ema_decay=0.9 optimization.lr=[1e-2] dataset.num_workers=1 "
-    keys += "dataset.validate_interval_updates=7 checkpoint.save_interval_updates=2 checkpoint.keep_interval_updates=2"
-    program = [sys.executable, "-m", "tests.training_runs", str(root), name, keys]
-    return subprocess.Popen(program, cwd=Path(__file__).parents[2])
-
-
-@pytest.mark.nightly
-def test_sigkill_at_random_moments(tmp_path: Path) -> None:
-    assert start(tmp_path, "once").wait() == 0
-    once, often = tmp_path / "once", tmp_path / "often"
-    rng, kills, code, log = random.Random(0), 0, None, often / "log.jsonl"
-    while code != 0:
-        process = start(tmp_path, "often")
-        before = log.stat().st_mtime_ns if log.exists() else 0
-        while process.poll() is None and not (log.exists() and log.stat().st_mtime_ns != before):  # it trains
-            time.sleep(0.01)
-        try:
-            code = process.wait(rng.uniform(0.0, 0.5) if kills < 10 else None)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-            if (often / "checkpoints" / "last").exists():
-                read_weights(resolve(often))
-                everything(often)
-        else:
-            assert code == 0
-    assert kills >= 3, "the runs were too fast to be killed"
-    assert_same_runs(often, once)
 
 
 # -- what else happens the second time ----------------------------------------------------------------------------

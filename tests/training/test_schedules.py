@@ -1,7 +1,5 @@
 """Learning-rate schedules, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Criteria that decode: rescoring equals a plain pass, training resumes bit by bit, and two ranks are one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -19,21 +17,15 @@ from seqgen.addons.checks.subject import Ids
 from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
-from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Hypothesis, tensors_in
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.registry import register_criterion
-from seqgen.task import Task
-from seqgen.training.criteria import TrainingContext
+from seqgen.extend import ConfigError, Task, TrainingContext, WhitespaceTokenizer, register_criterion
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.sequence_criterion import SequenceConfig, SequenceCriterion, _parts, _Row, decode_option
 from tests.examples.objectives import tiny
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
 from tests.scripted_model import dictionary as tiny_dictionary
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
-from tests.training_runs import Lab, assert_identical, everything, lab, records
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, assert_identical, everything, records
 
 WORDS = tiny_dictionary()
 SOURCES, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]

@@ -1,7 +1,5 @@
 """What is checked before a run starts, and what is said then."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

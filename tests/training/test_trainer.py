@@ -1,7 +1,5 @@
 """One update: accumulation, clipping, averages of weights, random numbers, frozen parameters, and updates left out."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable
@@ -13,16 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.core.errors import ResourceError
-from seqgen.core.structures import Batch
+from seqgen.extend import Batch, ResourceError, TrainConfig
 from seqgen.training.criteria import CriterionOut, LabelSmoothedCrossEntropyCriterion
 from seqgen.training.observers import EMA
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
-from tests.training_runs import Lab, assert_identical, batch_of, lab
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, assert_identical, batch_of
 
 AT_ONCE = ("lr_scheduler=fixed", "lr_scheduler.warmup_updates=0")
 """The first update has the whole learning rate."""

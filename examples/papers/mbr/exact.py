@@ -29,12 +29,15 @@ from numpy.typing import NDArray
 
 from seqgen import GenerationConfig
 from seqgen.extend import (
+    DecodedLine,
     Matrix,
     Reranker,
     Resources,
     TextHypothesis,
     Translation,
     Utility,
+    UtilityLine,
+    compare_texts,
     option,
     register_reranker,
     utility_from_config,
@@ -61,13 +64,14 @@ class UtilityMatrix:
         utility: compares two texts.
         candidates: ``N`` distinct texts.
         references: ``M`` texts; a text may occur several times, and its utilities are computed once.
+        source: the source of the line.
 
     Attributes:
         computed: how many utilities have been computed.
     """
 
-    def __init__(self, utility: Utility, candidates: Sequence[str], references: Sequence[str]):
-        self.utility, self.candidates, self.references = utility, candidates, references
+    def __init__(self, utility: Utility, candidates: Sequence[str], references: Sequence[str], source: str = ""):
+        self.utility, self.candidates, self.references, self.source = utility, candidates, references, source
         self.computed = 0
         self._texts = list(dict.fromkeys(references))
         self._column = numpy.array([self._texts.index(text) for text in references])
@@ -80,7 +84,8 @@ class UtilityMatrix:
         if missing.any():
             new_rows, new_columns = rows[missing.any(1)], numpy.unique(columns[missing.any(0)])
             texts = [self.candidates[row] for row in new_rows]
-            found = self.utility.compare(texts, [self._texts[column] for column in new_columns])
+            line = UtilityLine(self.source, texts, [self._texts[column] for column in new_columns])
+            (found,) = compare_texts(self.utility, [line])
             self._values[numpy.ix_(new_rows, new_columns)] = found
             self.computed += found.size
         utilities: Matrix = self._values[numpy.ix_(rows, columns)]
@@ -112,19 +117,21 @@ class Mbr(Reranker):
         further = {field.name: getattr(cfg, field.name) for field in fields(cfg) if field.name not in shared}
         return cls(utility, references, **further)
 
-    def prepare(self, lines: Sequence[Translation]) -> None:
-        """Make the pseudo-references of all lines together; see ``Reranker``."""
-        if isinstance(self.references, PseudoReferences):
-            self.references.prepare(lines)
-
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         """See ``Reranker``."""
         texts = [item.text for item in hypotheses]
         references = self.references(translation) if self.references else texts
-        matrix = UtilityMatrix(self.utility, list(dict.fromkeys(texts)), references)
+        source = translation.member_sources[0]
+        matrix = UtilityMatrix(self.utility, list(dict.fromkeys(texts)), references, source)
         expected = dict(zip(matrix.candidates, self.expected(matrix, translation.id), strict=True))
         self.computed += matrix.computed
         return [float(expected[text]) for text in texts]
+
+    def of_lines(self, lines: Sequence[DecodedLine]) -> list[Sequence[float]]:
+        """Make the pseudo-references of all lines together; see ``Reranker``."""
+        if isinstance(self.references, PseudoReferences):
+            self.references.prepare([line for line, _ in lines])
+        return super().of_lines(lines)
 
     def expected(self, matrix: UtilityMatrix, line: int) -> Matrix:
         """Estimate the expected utility of each candidate; an estimator overrides this.

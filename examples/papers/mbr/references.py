@@ -27,12 +27,12 @@ class PseudoReferences:
         self.known: dict[tuple[int, str, str], list[str]] = {}
 
     def prepare(self, lines: Sequence[Translation]) -> None:
-        """Decode consecutive lines together; the random numbers of a line depend on its number alone."""
+        """Decode lines together; the random numbers of a line depend on its number alone."""
         self.known = {}
         for languages, group in groupby(lines, lambda line: line.languages):
             some = list(group)
             texts, prefixes = [line.source for line in some], [line.prefix for line in some]
-            decoded = self.decoding(**languages).translate(texts, prefixes, len(some), some[0].id)
+            decoded = self.decoding(**languages).translate(texts, prefixes, len(some), [line.id for line in some])
             self.known |= {(t.id, t.source, t.prefix): [item.text for item in t.hypotheses] for t in decoded}
 
     def __call__(self, line: Translation) -> list[str]:

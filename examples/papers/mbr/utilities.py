@@ -23,7 +23,7 @@ import numpy
 import torch
 from sacrebleu.metrics import TER
 
-from seqgen.extend import ConfigError, Matrix, Resources, Utility, option, register_utility
+from seqgen.extend import ConfigError, Matrix, Resources, Utility, UtilityLine, option, register_utility
 
 TextFunction = Callable[[str, str], float]
 """A function of a text and its reference; the larger, the better."""
@@ -36,13 +36,9 @@ class PairUtility(Utility):
         """The utility of a text with a reference."""
         raise NotImplementedError
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
+    def __call__(self, line: UtilityLine) -> Matrix:
         """See ``Utility``."""
-        return self.compare(texts, texts)
-
-    def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-        """See ``Utility.compare``."""
-        found = [[self.score(text, reference) for reference in references] for text in texts]
+        found = [[self.score(text, reference) for reference in line.references] for text in line.texts]
         return numpy.array(found, dtype=numpy.float64)
 
 
@@ -126,13 +122,9 @@ class Embedding(Utility):
         encoder = model.get_encoder() if model.config.is_encoder_decoder else model
         return cls(tokenizer, encoder.eval().to(resources.device))
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
+    def __call__(self, line: UtilityLine) -> Matrix:
         """See ``Utility``."""
-        return self.compare(texts, texts)
-
-    def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-        """See ``Utility.compare``."""
-        return 100 * (self.embed(texts) @ self.embed(references).T).double().cpu().numpy()
+        return 100 * (self.embed(line.texts) @ self.embed(line.references).T).double().cpu().numpy()
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> torch.Tensor:

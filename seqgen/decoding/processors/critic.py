@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from seqgen.core.component import Composite
 from seqgen.core.context import StepContext
-from seqgen.core.contract import check_returned_tensor
+from seqgen.core.contract import Flags, check_returned_tensor
 from seqgen.core.processors import LogitsProcessor
 
 
@@ -24,6 +24,8 @@ class Critic(Composite, LogitsProcessor):
         k: candidates of each row; at least two for each beam, so that a search always has enough of them.
         weight: the factor of the values.
     """
+
+    flags: ClassVar[Flags] = {"can_merge": ("values",)}
 
     def __init__(self, parts: Sequence[Any], k: int, weight: float):
         self.parts = [*parts]

@@ -80,7 +80,7 @@ def _at_maximum(context: StepContext, token: int) -> Tensor | None:
 
 
 class ForceEndAtMaximum(Force):
-    """At the maximum length of a sentence, forbids all tokens but end-of-sentence, which keeps its score."""
+    """At the maximum length of a sentence, forbids all tokens but end-of-sentence, whose score stays."""
 
     shift_invariant = True
     can_merge = True

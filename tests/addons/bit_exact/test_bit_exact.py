@@ -15,12 +15,7 @@ from torch import Tensor, nn
 from seqgen.addons.bit_exact import functions as forms
 from seqgen.addons.bit_exact.decoding import exactly
 from seqgen.addons.bit_exact.functions import BitExact
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch
-from seqgen.decoding.options import build_setup
+from seqgen.extend import Batch, ConfigError, EncoderDecoderModel, GenerationConfig, SequenceGenerator, build_setup
 from seqgen.modules.dtypes import to_dtype
 from seqgen.text.translator import Translator
 from tests.covering import covering

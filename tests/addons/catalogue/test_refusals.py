@@ -14,15 +14,9 @@ from torch import Tensor
 from seqgen.addons.catalogue.constraint import trie_of_file
 from seqgen.addons.catalogue.prefix_trie import PrefixTrie
 from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
-from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
-from seqgen.core.beam_search import BeamSearch
-from seqgen.core.candidates import Candidates
-from seqgen.core.combinations import ProbabilityMean
-from seqgen.core.context import StepContext
-from seqgen.core.scores import Scores
-from seqgen.decoding.options import build_setup
 from seqgen.decoding.resolution import resolve
+from seqgen.extend import BeamSearch, Candidates, GenerationConfig, ProbabilityMean, Scores, StepContext, build_setup
 from seqgen.text.translator import Translator
 from tests.addons.catalogue.test_vocabulary_map import LISTS, WORDS, C, X, Y
 from tests.generators import resources

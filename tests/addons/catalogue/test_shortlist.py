@@ -15,14 +15,8 @@ from seqgen.addons.catalogue import shortlist
 from seqgen.addons.catalogue.vocabulary_map import VocabularyMap
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import FastConfig, GenerationConfig
-from seqgen.core.errors import ConfigError
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.decoding.options import build_setup
+from seqgen.extend import Batch, ConfigError, Dictionary, Linear, SequenceGenerator, WhitespaceTokenizer, build_setup
 from seqgen.modules.dtypes import to_dtype
-from seqgen.modules.linear import Linear
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.exhaustive import ranked_outputs

@@ -11,8 +11,7 @@ import yaml
 from seqgen.addons.checks.checking import check as check_invariants
 from seqgen.addons.checks.kinds import DecodingCheckConfig, component_subject
 from seqgen.addons.checks.strategies import hypotheses_are_outputs, scores_are_the_models
-from seqgen.config import GenerationConfig
-from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.extend import DiverseBeamSearch, GenerationConfig
 from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, TASKS, Registry
 from tests import registered_components
 from tests.commands import Outcome, command, corpus, refused

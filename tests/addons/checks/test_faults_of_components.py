@@ -11,17 +11,12 @@ from torch import Tensor
 from seqgen.addons.checks import kinds
 from seqgen.addons.checks.checking import ERROR, causes, check
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
-from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, best_continuations
-from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, HIDDEN_STATES, MEMBER_LOGITS, Component
-from seqgen.core.observers import Observer
-from seqgen.core.processors import LogitsProcessor
 from seqgen.core.scores import Scores, own_beams
-from seqgen.core.search import Search
-from seqgen.modules.kv_cache.growing import GrowingCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.extend import BeamSearch, Combination, GrowingCache, KeysAndValues, LogitsProcessor, Observer, Search
 from seqgen.registry import DECODING_COMPONENTS, Entry
+from tests.covering import mostly_slow
 
 BUGS: dict[str, tuple[type[Component], str]] = {}
 """Components with a bug, and the beginning of the cause that the check should name."""
@@ -229,10 +224,9 @@ class EndsSentences(Observer):
 
 
 BASES = {"search": Search, "processor": LogitsProcessor, "combination": Combination, "observer": Observer}
-EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", mostly_slow(BUGS, "CountsNotReordered"))
 def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     component, cause = BUGS[name]
     group = next(group for group, base in BASES.items() if issubclass(component, base))

@@ -14,9 +14,8 @@ from seqgen.addons.checks.checking import check, diagnose
 from seqgen.addons.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.addons.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.core.incremental_state import StateKey
-from seqgen.core.model import EncoderDecoderModel
+from seqgen.extend import EncoderDecoderModel, MultiheadAttention
 from seqgen.models import t5, transformer
-from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import Positions
 from tests.model_zoo import _NARROW, _NARROW_T5, registered
 

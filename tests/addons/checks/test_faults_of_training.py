@@ -18,11 +18,7 @@ from seqgen.addons.checks.criteria import LENGTHS, Training, invariants_of
 from seqgen.addons.checks.kinds import new_model, small_transformer
 from seqgen.addons.checks.subject import Ids, randomize_, tiny_dictionary
 from seqgen.addons.checks.tasks import TASK, Prepared
-from seqgen.config import GenerationConfig
-from seqgen.core.structures import Batch
-from seqgen.data.pair_dataset import PairDataset
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.task import Task
+from seqgen.extend import Batch, GenerationConfig, PairDataset, Task, WhitespaceTokenizer
 from seqgen.training.criteria import Criterion, CriterionOut, target_logits
 
 CRITERIA: dict[str, tuple[type[Criterion], str]] = {}

@@ -1,7 +1,5 @@
 """Comparisons of systems: numbers equal those of sacreBLEU."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

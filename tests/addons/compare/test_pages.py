@@ -1,7 +1,5 @@
 """The pages: of outputs for reviewers, of compared systems, and of runs; in a headless Chromium where there is one."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """What a user is told of comparisons of systems and of runs that cannot be made."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -46,11 +44,9 @@ test_systems = refusals(
     ("score hypothesis=[{texts}/a.hyp,{texts}/short.hyp] reference={texts}/one.de", "has 40 lines but"),
     ("score hypothesis={texts}/empty reference={texts}/empty json={texts}/e.json", "have no lines"),
     ("score {two} compare.examples=0 source=x", "source has no effect"),
-    ("score {two} comet_model=x", "comet_model has no effect on bleu, chrf, ter"),
     ("score {two} compare.tests=none compare.seed=3", "compare.seed has no effect with compare.tests=none"),
     ("score {two} json={texts}/no/c.json", "does not exist"),
     ("score {two} json={texts}/b.hyp", "would overwrite"),
-    ("score {two} metrics=comet", "reads the sources"),
     ("score path=x reference=[{texts}/one.de,{texts}/two.de]", "one text of references"),
     (lambda: system_names(["a", "b"], ["one", "one"]), "must be 2 different names, one for each system"),
     (compare_with_seed, "SACREBLEU_SEED is 'none'"),

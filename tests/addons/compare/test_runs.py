@@ -1,7 +1,5 @@
 """``seqgen-show``, the sessions of a run, and records of decodes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -17,9 +15,8 @@ from seqgen.addons.compare.runs import MISSING, as_dict, differences, read_run, 
 from seqgen.cli.keys import keys_of
 from seqgen.cli.provenance import PROVENANCE, read_sessions, versions
 from seqgen.cli.record import OUTPUTS, changes
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import GenerateConfig, TrainConfig, to_dict
 from seqgen.config.compose import compose
-from seqgen.config.values import to_dict
 from tests.commands import command, refused
 
 CURVES = {"a": [(1, 5.0, 0.5), (2, 3.0, 12.25), (3, 4.0, 9.0)], "b": [(1, 6.0, 1.0), (2, 2.0, 3.0)]}

@@ -1,7 +1,5 @@
 """A run with a text and its calibration, made once, and a calibration of a random model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``seqgen-calibrate``, and ``seqgen-generate`` with its result."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,12 @@ import pytest
 from tests.addons.confidence.conftest import DECODE, text_of
 from tests.commands import Outcome, command, done
 
+pytestmark = pytest.mark.slow
+
 
 def decode(place: Path, name: str, *further: str) -> Outcome:
     keys = (*text_of(place, name)[:2], *DECODE, *further, f"generation.confidence={place}/made.json")
-    outcome = done("generate", *keys)
-    return outcome
+    return done("generate", *keys)
 
 
 def test_the_calibration_and_its_figures(place: Path) -> None:

@@ -1,7 +1,5 @@
 """The features of translations, each against its formula."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -11,11 +9,8 @@ import torch
 from sacrebleu.metrics.chrf import CHRF
 
 from seqgen.addons.confidence.features import LEAST, Feature, feature_values
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import DecodingError
-from seqgen.decoding.building import Resources, build_component
+from seqgen.extend import DecodingError, GenerationConfig, Resources, TextHypothesis, Translation, build_component
 from seqgen.registry import FEATURES
-from seqgen.text.results import TextHypothesis, Translation
 from tests.scripted_model import dictionary
 
 

@@ -1,7 +1,5 @@
 """The report of a calibration: its figures equal those of scikit-learn and SciPy, and those by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

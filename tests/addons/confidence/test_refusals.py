@@ -1,7 +1,5 @@
 """What a user is told of features and calibrations that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

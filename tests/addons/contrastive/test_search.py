@@ -5,12 +5,8 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.contrastive.search import ContrastiveSearch
-from seqgen.config import GenerationConfig
-from seqgen.core.decoder import IncrementalDecoder
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Hypothesis, Source
-from seqgen.decoding.options import build_setup
+from seqgen.extend import EncoderDecoderModel, GenerationConfig, IncrementalDecoder, SequenceGenerator, build_setup
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model

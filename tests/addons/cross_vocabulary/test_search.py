@@ -87,14 +87,16 @@ class WeightedSum(Combination):
         return 0.75 * lprobs[0] + 0.25 * lprobs[1]
 
 
-def test_equal_vocabularies_without_prefixes_give_the_plain_ensemble() -> None:
+@pytest.mark.parametrize("prefixes", [None, torch.tensor([[4, 7, 5], [1, 1, 1], [6, 1, 1]])])
+def test_equal_vocabularies_give_the_plain_ensemble(prefixes: torch.Tensor | None) -> None:
     tokenizer = Pieces(["a", "bc", "bd", "e"])
     rules = [spoken(rule) for rule in rules_of([tokenizer] * 2, 7)]
     options: dict[str, Any] = {"beam_size": 3, "max_len_b": 7, "min_len": 2, "len_penalty": 0.7, "temperature": 1.3}
     agreement = generator([tokenizer] * 2, rules, (3.0, 1.0), **options)
     models = [ScriptedModel(rule) for rule in rules]
     plain = make_generator(models, tokenizer.dictionary, combination=WeightedSum(), **options)
-    for own, expected in zip(agreement.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
+    both = [one.generate(batch_of(SOURCES), prefixes) for one in (agreement, plain)]
+    for own, expected in zip(*both, strict=True):
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),) * 2, one.score) for one in expected])
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import examples.lstm  # noqa: F401  # registers a model that cannot roll back
+import examples.lstm  # registers a model that cannot roll back
+import examples.papers.joint_texts  # noqa: F401  # registers rules
 from seqgen.addons.cross_vocabulary.vocabulary_trie import first_text, token_texts
-from seqgen.checkpoints.loading import load_model, load_models
+from seqgen.checkpoints.loading import load_model
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.language_tokens import LANG_TOKEN_FORMAT, LanguageTokenizer
@@ -29,7 +30,7 @@ from tests.pretrained_folders import write_folder
 from tests.refusals import Row, refusals
 from tests.scripted_model import dictionary
 from tests.text_models import Pieces, next_scores, task_for, task_of, text_model
-from tests.toolkit_models import write_fairseq, write_huggingface, write_marian, write_models
+from tests.toolkit_models import write_models
 
 TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "Vögel und Hunde", "ein Fluß im März"]
 LINES = ["ein Hund", "der Mann sieht Vögel und einen Fluß und Hunde", "", "März"]
@@ -115,13 +116,9 @@ def members(tokenizers: dict[str, Tokenizer], toolkits: list[Path]) -> list[Any]
     ]
 
 
-GROUPS = [
-    (0, 1),
-    (2, 1, 3),
-    (4, 5, 6),
-    (3, 7, 0),
-    *(pytest.param(group, marks=pytest.mark.slow) for group in ((0, 2), (3, 1))),
-]
+GROUPS = [(0, 1), (2, 1, 3), (4, 5, 6), (3, 7, 0)]
+CASES: list[Any] = [(group, rule) for group in GROUPS for rule in ("agreement", "union")]
+CASES += [pytest.param(group, "bytes", marks=pytest.mark.slow) for group in ((0, 1), (2, 0))]
 
 
 def results(found: list[Translation]) -> list[Any]:
@@ -136,11 +133,11 @@ def results(found: list[Translation]) -> list[Any]:
 SETTINGS: dict[str, Any] = {"beam": 6, "nbest": 6, "max_len_b": 12, "max_len_a": 0, "min_len": 1, "length_penalty": 1.0}
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], members: list[Any]) -> None:
-    """Members score their own tokens as each model does by teacher forcing."""
+@pytest.mark.parametrize(("group", "rule"), CASES)
+def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], rule: str, members: list[Any]) -> None:
+    """Members that agree score their own tokens as each model does by teacher forcing; the others share the score."""
     chosen = [members[i] for i in group]
-    translator = Translator(chosen, **SETTINGS)
+    translator = Translator(chosen, combination=rule, **SETTINGS)
     found = translator.translate(LINES)
     expected = results(found)
     assert [len(one.hypotheses) > 0 for one in found] == [True, True, False, True]
@@ -154,9 +151,12 @@ def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], me
         if all(int(own[-1]) == member.task.target_dictionary.eos() for member, own in pairs):
             complete.append({item.text, *(member.task.decode(own) for member, own in pairs)})
         for (member, own), scores in zip(pairs, item.member_scores or (), strict=True):
+            if rule != "agreement":
+                assert float(scores.sum()) == pytest.approx(float(item.positional_scores.sum()))
+                continue
             torch.testing.assert_close(scores, alone(member, line, own), rtol=0, atol=1e-9)
         lprobs = [scores.double().mean() for scores in item.member_scores or ()]
-        assert item.score == pytest.approx(float(sum(lprobs) / len(lprobs)))
+        assert rule != "agreement" or item.score == pytest.approx(float(sum(lprobs) / len(lprobs)))
     assert {len(texts) for texts in complete} == {1}, "all members have the same text"
 
 
@@ -236,7 +236,7 @@ test_what_needs_one_vocabulary = refusals(
     (lambda members: Translator(members[:2]).prepare(**{"combination.weights": [1]}), "[1] (combination.weights)"),
     (lambda members: translate(members, streamer=TextStreamer()), "streaming"),
     (lambda members: translate(members, return_attention=True), "attention"),
-    (lambda members: translate(members, prefixes=["der"]), "forced beginning"),
+    (lambda members: translate(members, prefixes=["der Hund"]), "model 2 cannot generate 'der H", "change this prefix"),
     (lambda members: list(Translator(members[:2]).score(["a"], ["b"])), "score with each model alone"),
     (
         lambda members: Translator([members[0], text_model(task=task_of(Unspelled(dictionary(1))))]).prepare(),
@@ -264,27 +264,6 @@ def test_a_member_begins_with_its_own_forced_token(members: list[Any], tmp_path:
     tokens = [[text.member_tokens or [] for text in one.hypotheses] for one in found]
     assert [[own[1][0] for own in one] for one in tokens] == [[first], [first], [], [first]]
     assert results(found) == results([one for line in LINES for one in both.translate([line])])
-
-
-def test_one_model_in_three_formats_gives_the_outputs_of_the_model(tmp_path: Path) -> None:
-    """The tokens have other ids in each format. The beam is so wide that the best output is found."""
-    pieces = train_sentencepiece(TEXT, vocab_size=33, special_ids=T5_IDS)
-    paths = [
-        write_marian(tmp_path / "marian", pieces, 5),
-        write_fairseq(tmp_path / "fairseq", pieces, 5),
-        write_huggingface(tmp_path / "bart", make_tokenizer(t5_files(pieces, extra_ids=0)), 5),
-    ]
-    lines = [line for line in (*TEXT, *UNREADABLE) if line]
-    settings = {**SETTINGS, "beam": 10, "min_len": 4, "max_len": 0, "search": "beam", "semantics": "fairseq"}
-    loaded = load_models([str(path) for path in paths])
-    together, *single = (
-        [one.hypotheses[0] for one in Translator(models).translate(lines, **settings)]
-        for models in (loaded, *([model] for model in loaded))
-    )
-    assert len({item.text for item in together}) > 1
-    for joint, *each in zip(together, *single, strict=True):
-        assert [own.tolist() for own in joint.member_tokens or ()] == [own.tokens.tolist() for own in each]
-        assert [own.score for own in each] == pytest.approx([joint.score] * 3, abs=1e-4)
 
 
 UNREADABLE = [*LINES, "日本 🙂 und der Hund", "x"]

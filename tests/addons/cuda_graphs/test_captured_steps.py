@@ -18,16 +18,12 @@ from seqgen import Translator
 from seqgen.addons.cuda_graphs import captured
 from seqgen.addons.cuda_graphs.captured import CapturedMember, CapturedStep
 from seqgen.addons.cuda_graphs.graphs import GRAPHS
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.session import Session
-from seqgen.core.setup import DecodingRequest
-from seqgen.core.structures import Batch, Hypothesis
 from seqgen.decoding.continuous_batching import generate_continuously
-from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.extend import Batch, DecodingRequest, Hypothesis, MultiheadAttention, SequenceGenerator, Session
 from tests.addons.cuda_graphs.recording_gpu import recording_gpu
 from tests.covering import covering
 from tests.generation.test_fork import Results, branching
-from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
+from tests.generation.test_gpu import OPTIONS, assert_equal, decode
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import EOS, PAD, ZOO, in_zoo, sharp
@@ -39,10 +35,7 @@ from tests.waiting_sentences import queue
 CAPTURED = in_zoo("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
 """Models whose decoders can be recorded, as they can join a running batch."""
 
-FAST = [
-    *("beam", "huggingface", "ensemble", "search=greedy", "search=sampling", "prefix", "compaction at once"),
-    "guidance",
-]
+FAST = ["ensemble", "search=sampling", "prefix"]
 SLOW = [option for option in OPTIONS if option not in (*FAST, "no cache", "table", "search=contrastive")]
 PAIRS = covering(CAPTURED, [*FAST, *SLOW])
 """Each option with one of the models."""
@@ -79,7 +72,7 @@ def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]]
     ("device", "name", "option"),
     [
         *(pytest.param("gpu", *pair, marks=() if pair[1] in FAST else pytest.mark.slow) for pair in PAIRS),
-        *(pytest.param("cuda", *pair, marks=needs_gpu) for pair in PAIRS),
+        *(("cuda", *pair) for pair in PAIRS if torch.cuda.is_available()),
     ],
 )
 def test_hypotheses_are_the_same(device: str, name: str, option: str, reasons: set[str]) -> None:
@@ -100,6 +93,7 @@ def test_other_models_decode_without(name: str, reasons: set[str]) -> None:
     assert reasons
 
 
+@pytest.mark.slow
 def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 16)
 
@@ -149,6 +143,7 @@ def test_changed_weights_are_recorded_again() -> None:
     assert [one.tokens.tolist() for one in before[0]] != [one.tokens.tolist() for one in after[0]]
 
 
+@pytest.mark.slow
 def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
     sizes = {"beam_size": 3, "max_len": 9, "min_len": 5}
     with recording_gpu() as counts, torch.inference_mode():
@@ -206,6 +201,7 @@ class _Counting(MultiheadAttention):
         return out * (1 + cache.calls / 4), weights
 
 
+@pytest.mark.slow
 def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
     """It would stay as it was when the step was recorded."""
 
@@ -222,6 +218,7 @@ def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
     assert any("calls" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_hooks_are_called_at_every_step_and_autocast_is_not_recorded(reasons: set[str]) -> None:
     calls: list[Any] = []
     with recording_gpu():
@@ -234,6 +231,7 @@ def test_hooks_are_called_at_every_step_and_autocast_is_not_recorded(reasons: se
     assert [any(word in reason for reason in reasons) for word in ("hooks", "autocast")] == [True, True]
 
 
+@pytest.mark.slow
 def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of twenty sentences that end one after the other, the state is written to a recording twice."""
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
@@ -250,13 +248,8 @@ def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert counts.launches["replay"] == max(len(one.tokens) for each in found for one in each) - 1
 
 
-@pytest.mark.parametrize(
-    ("name", "beam"),
-    [
-        ("fconv_uneven", 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("t5_tiny", 1), ("transformer_tiny", 4))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "beam"), [("fconv_uneven", 1), ("t5_tiny", 1), ("transformer_tiny", 4)])
 def test_bfloat16(name: str, beam: int) -> None:
     """On the same device, up to rounding: the sums of attention have more positions, hidden ones."""
     random = torch.Generator().manual_seed(5)
@@ -271,6 +264,7 @@ def test_bfloat16(name: str, beam: int) -> None:
         assert counts.launches["replay"] > 4
 
 
+@pytest.mark.slow
 def test_a_wrong_first_replay_is_found(reasons: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     replay = CapturedStep.replay
 

@@ -16,12 +16,7 @@ from seqgen.addons.export import ctranslate2 as written, graphs, onnx
 from seqgen.addons.export.ctranslate2 import specification, write_ctranslate2
 from seqgen.addons.export.graphs import export_graphs
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import TrainConfig
-from seqgen.core.errors import ConfigError
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.registry import MODELS
+from seqgen.extend import MODELS, ConfigError, Dictionary, TrainConfig, WhitespaceTokenizer, load_model
 from seqgen.system.switches import INPUT_CHOICES
 from seqgen.text.translator import Translator
 from tests.addons.huggingface.test_llama import llama_folder

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.addons.fairseq.loader import read_options
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import ReadingConfig
-from seqgen.core.errors import UserError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.models.fconv import FConvConfig
-from seqgen.models.transformer import TransformerConfig
+from seqgen.extend import EncoderDecoderModel, FConvConfig, ReadingConfig, TransformerConfig, UserError, load_model
 from tests.covering import covering
 from tests.fairseq_checkpoints import (
     FCONV,

@@ -8,11 +8,7 @@ import torch
 
 from seqgen import Translator
 from seqgen.addons.fairseq.loader import FairseqLanguages
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import ReadingConfig
-from seqgen.data.dictionary import Dictionary
-from tests.commands import command, done
+from seqgen.extend import Dictionary, LoadedModel, ReadingConfig, load_model
 from tests.fairseq_checkpoints import CODES, as_fairseq, dictionary, multilingual
 
 pytest.importorskip("transformers")
@@ -100,14 +96,3 @@ def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:
     given = load_model(path, reading=ReadingConfig(lang_dict=f"{tmp_path}/other"))
     assert convention(given) == ([25, 5, 2], [24, 6, 2])
     assert convention(load_model(path)) == ([24, 5, 2], [26, 6, 2]), "sorted, as fairseq does without a list"
-
-
-@pytest.mark.slow
-def test_conversion_keeps_the_languages(tmp_path: Path) -> None:
-    path = as_fairseq(tmp_path, "m2m_100")[1]
-    converted = done("convert", f"path={path}", f"output={tmp_path}/run")
-    assert "task=multilingual_translation 'task.pairs=[SOURCE-TARGET]'" in converted.out
-    assert command("show", f"path={tmp_path}/run", "languages=true").out.split() == CODES
-    keys = {"beam": 2, "max_len_b": 6, "target_lang": "fr"}
-    texts = [Translator(str(one)).translate(["w1 w2"], **keys)[0].text for one in (path, tmp_path / "run")]
-    assert texts[0] == texts[1]

@@ -14,12 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.checkpoints.loading import load_model
 from seqgen.cli.generate import main as generate
-from seqgen.config import GenerationConfig
-from seqgen.core.structures import Batch, Hypothesis
-from seqgen.decoding.scorer import SequenceScorer
+from seqgen.extend import Batch, GenerationConfig, Hypothesis, LoadedModel, SequenceScorer, load_model
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 ORACLES = SHARED / "oracles" / "fairseq"

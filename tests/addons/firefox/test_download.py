@@ -17,9 +17,7 @@ import pytest
 
 from seqgen import Translator
 from seqgen.addons.firefox import download
-from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.sources import local_path
-from seqgen.core.errors import CheckpointError
+from seqgen.extend import CheckpointError, load_model, local_path
 from seqgen.system import downloads
 from tests.commands import command
 from tests.marian_binary import model_files

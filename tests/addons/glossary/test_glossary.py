@@ -1,7 +1,5 @@
 """Glossaries: which terms a source has, which of them a translation has, and what a damaged file says."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,15 +1,12 @@
 """What a user is told of a damaged glossary, and of settings that exclude one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seqgen import TextStreamer, Translator
 from seqgen.addons.glossary.terms import Glossary
-from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import TextStreamer
 from tests.refusals import Row, refusals
 from tests.text_models import text_model
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import UserError
+from seqgen.extend import UserError, load_model
 from tests.huggingface_bart import write_tokenizer
 from tests.huggingface_families import original_logits, our_logits
 

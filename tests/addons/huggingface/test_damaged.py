@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import CheckpointError
+from seqgen.extend import CheckpointError, load_model
 from tests.hostile import Trap
 from tests.huggingface_t5 import change_config, tiny_folder
 

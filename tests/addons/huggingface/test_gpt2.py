@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.checkpoints.loading import load_model
 from seqgen.core.setup import Limits
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.extend import load_model, load_pretrained_tokenizer, save_pretrained_tokenizer
 from tests.huggingface_gpt2 import END_OF_TEXT, VOCAB, tiny_folder, tiny_tokenizer
 from tests.huggingface_t5 import change_config
 from tests.tokenizer_texts import HARD, random_ids

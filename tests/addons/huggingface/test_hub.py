@@ -12,10 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seqgen.checkpoints.loading import load_model, load_models
-from seqgen.checkpoints.sources import local_path, split_path
-from seqgen.core.errors import CheckpointError, ConfigError
-from seqgen.text.translator import Translator
+from seqgen import Translator, load_model, load_models
+from seqgen.extend import CheckpointError, ConfigError, local_path, split_path
 from tests.commands import command, done, refused
 from tests.covering import covering
 from tests.hub_server import Hub, serve

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from seqgen import Translator, load_model
-from seqgen.config import ReadingConfig
-from seqgen.data.tokenizers.base import load_tokenizer
-from seqgen.decoding.building import Resources
+from seqgen.extend import ReadingConfig, Resources, load_tokenizer
 from tests import huggingface_gpt2, huggingface_t5
 from tests.huggingface_t5 import change_config, tiny_model
 

@@ -13,17 +13,14 @@ from torch import Tensor
 
 from seqgen.addons.huggingface.architecture import JSONConfig
 from seqgen.addons.huggingface.checkpoint import architecture_of, save_pretrained
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.extend import GenerationConfig, T5Model, TransformerModel, load_model, load_pretrained_tokenizer
 from seqgen.models.llama import LlamaModel
-from seqgen.models.t5 import T5Model
-from seqgen.models.transformer import TransformerModel
 from seqgen.models.transformer_lm import TransformerLanguageModel
 from tests import huggingface_bart, huggingface_gpt2
 from tests.commands import done
-from tests.covering import covering
+from tests.covering import covering, mostly_slow
 from tests.huggingface_families import (
+    KINDS,
     VARIANTS,
     architecture,
     assert_same_logits,
@@ -52,7 +49,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
 # --- reading
 
 
-@pytest.mark.parametrize(("variant", "layout"), covering(VARIANTS, list(LAYOUTS), times=2))
+@pytest.mark.parametrize(("variant", "layout"), covering(VARIANTS, list(LAYOUTS)))
 def test_logits_are_the_originals(variant: str, layout: str, tmp_path: Path) -> None:
     original = tiny_model(variant)
     saving, files = LAYOUTS[layout]
@@ -118,7 +115,7 @@ def test_logits_and_gradients_are_the_originals_in_float64(
     assert compared > 25
 
 
-@every_variant
+@pytest.mark.parametrize("variant", KINDS)
 def test_dtypes(variant: str, tmp_path: Path) -> None:
     """Weights in bfloat16, computed with in float32: also the table of positions has bfloat16's values, where saved."""
     folder = write_folder(tmp_path / "theirs", tiny_model(variant, dtype=torch.bfloat16))
@@ -180,10 +177,7 @@ START, BOS = "decoder_start_token_id", "bos_token_id"
 SAID: list[dict[str, Any]] = [{}, {BOS: 6}, {START: 5}, {START: 5, BOS: 6}, {START: None}, {START: None, BOS: 6}]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["t5", "mbart", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mt5", "bart", "marian", "m2m_100"))],
-)
+@pytest.mark.parametrize("kind", mostly_slow(["t5", "mt5", "mbart", "bart", "marian", "m2m_100"], "mbart"))
 def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     """Each file may have ``decoder_start_token_id`` and ``bos_token_id``, say that there is none, or be silent."""
     folder = write_folder(tmp_path / "theirs", tiny_model(kind))
@@ -306,9 +300,7 @@ def test_half_precision_is_written(tmp_path: Path) -> None:
     assert_same_logits(model.float(), again.float())
 
 
-@pytest.mark.parametrize(
-    "variant", ["t5_v1_1", "marian", "gpt2", "llama_3", pytest.param("mbart", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("variant", mostly_slow(["t5_v1_1", "marian", "gpt2", "llama_3", "mbart"], "gpt2"))
 def test_a_folder_becomes_a_run_and_a_folder_again(variant: str, tmp_path: Path) -> None:
     """All three compute and decode equally; a GPT-2 does not become a folder."""
     folder, run, again = (tmp_path / name for name in ("theirs", "run", "again"))
@@ -343,6 +335,7 @@ def decoded(path: Path, text: bytes, *settings: str) -> list[str]:
     return done("generate", f"path={path}", "input=-", *settings, stdin=text).out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_marian_with_two_vocabularies_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
     """Both sides have more rows than tokens; the run keeps the number of rows of each."""
     folder = tokenizer_folder(tmp_path / "theirs", "MarianTokenizer", {"separate_vocabs": True}, separate=True)

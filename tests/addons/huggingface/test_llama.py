@@ -9,8 +9,7 @@ import safetensors.torch
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.text.translator import Translator
+from seqgen import Translator, load_model
 from tests import huggingface_llama
 from tests.commands import done
 from tests.huggingface_bart import write_tokenizer

@@ -14,10 +14,8 @@ import torch
 from tokenizers import AddedToken
 from torch import Tensor
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import UserError
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.decoding.search import sampling
+from seqgen.extend import UserError, load_model, load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.text.translator import Translator
 from tests.addons.huggingface.test_configs import FIELDS, LLAMAS, draw, original_of, outcomes, refused, sizes
 from tests.addons.huggingface.test_llama import TEXTS, TOKENIZERS

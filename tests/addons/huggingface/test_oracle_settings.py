@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from seqgen.addons.huggingface.generation import write_generation
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import UserError
+from seqgen.extend import GenerationConfig, UserError, load_model
 from seqgen.text.translator import Translator
 from tests.addons.huggingface.test_configs import FLAG, Draw, draw, outcomes, refused
 from tests.huggingface_decoding import Pair, assert_same, hypotheses_of, pairs

@@ -20,10 +20,7 @@ from torch import Tensor
 from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.addons.huggingface.t5gemma2_model import T5Gemma2Model
 from seqgen.addons.huggingface.t5gemma_model import T5GemmaModel
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import ReadingConfig
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.extend import LoadedModel, ReadingConfig, load_model, load_pretrained_tokenizer
 from tests.huggingface_decoding import source_batch
 from tests.huggingface_t5 import change_config
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from seqgen.addons.huggingface.checkpoint import save_pretrained
-from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.byte_pairs import GPT2Tokenizer
-from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.extend import load_model, load_pretrained_tokenizer, save_pretrained_tokenizer
 from tests.huggingface_bart import write_tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -13,8 +13,7 @@ from seqgen.addons.huggingface.architecture import HEAD
 from seqgen.addons.huggingface.checkpoint import save_pretrained
 from seqgen.addons.huggingface.generation import write_generation
 from seqgen.addons.huggingface.t5 import ARCHITECTURE
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig, ReadingConfig
+from seqgen.extend import GenerationConfig, ReadingConfig, load_model
 from seqgen.text.translator import Translator
 from tests import huggingface_t5
 from tests.commands import done

@@ -10,12 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from seqgen.addons.inspection import StepLogits, given_embeddings, masked_heads
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig
-from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.structures import Batch, Source
-from seqgen.data.dictionary import Dictionary
-from seqgen.decoding.options import build_setup
+from seqgen.extend import Batch, Dictionary, GenerationConfig, SequenceGenerator, Source, build_setup, load_model
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of

@@ -14,8 +14,7 @@ from seqgen.addons.jobs.folder import JobFolder, manifest_of
 from seqgen.addons.jobs.job import Job
 from seqgen.addons.jobs.source import Source, plan_parts
 from seqgen.addons.jobs.workers import Answered, Answers, Died, Event, Piece, Ready, Workers, answer
-from seqgen.core.errors import DecodingError
-from seqgen.system.progress import LineProgress
+from seqgen.extend import DecodingError, LineProgress
 from tests.addons.jobs.models import write_lines
 
 FINGERPRINT = "of the models"

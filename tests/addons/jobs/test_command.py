@@ -21,8 +21,7 @@ from seqgen.addons.jobs.command import CommandDecoder
 from seqgen.checkpoints.serialization import digest, fingerprint
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.system.files import run_lock
-from seqgen.text.text_decoding import TextDecoding
+from seqgen.extend import TextDecoding, run_lock
 from seqgen.text.translator import Translator
 from tests.addons.jobs.decoders import Capitals, InlineWorkers
 from tests.addons.jobs.models import FAST, texts, write_lines

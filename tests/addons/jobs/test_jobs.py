@@ -18,8 +18,7 @@ from seqgen.addons.jobs.folder import MAX_NOTES, JobFolder, counted, manifest_of
 from seqgen.addons.jobs.processes import LocalWorkers
 from seqgen.addons.jobs.source import Source, cut, find_source, plan_parts, text_digest
 from seqgen.addons.jobs.workers import Answers, Builder, Piece, answer, start_error
-from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
-from seqgen.system.progress import LineProgress, duration
+from seqgen.extend import CheckpointError, ConfigError, DataError, LineProgress, ResourceError, UserError, duration
 from tests.addons.jobs.decoders import TOKENS, Bench, Capitals, InlineWorkers, capitals, expected, numbered, outputs
 
 LINES = numbered(47)

@@ -1,7 +1,5 @@
 """Marian's binary format: its weights are those of the ``.npz`` file, and hostile files are refused by one sentence."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import struct
@@ -14,8 +12,7 @@ import pytest
 import torch
 
 from seqgen.addons.marian.binary import FLOAT32, INT8, INTGEMM8, BinaryModel, binary_model, quantized
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import UserError
+from seqgen.extend import UserError, load_model
 from tests.addons.marian.test_files import RECORDED, assert_refused, spm_files
 from tests.hostile import replace_by
 from tests.marian_binary import write_binary

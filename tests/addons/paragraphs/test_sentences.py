@@ -10,13 +10,10 @@ import sentencex
 import torch
 from hypothesis import example, given, settings, strategies as st
 
+from seqgen import TextStreamer, Translator
 from seqgen.addons.paragraphs.stage import LANGUAGES, WINDOW, ParagraphStage, SplitText, split_text
-from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.extend import Details, GenerationConfig, TextHypothesis, Translation, WhitespaceTokenizer
 from seqgen.text.input_line import InputEncoder, InputLine
-from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import TextStreamer
 from tests.language_models import language_model
 from tests.refusals import Row, refusals
 from tests.text_models import task_of, text_model
@@ -197,7 +194,7 @@ def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> Non
     sampling = {**SPLIT, "sampling": True, "beam": 1, "max_len_b": 12}
     together = [line.text for line in translator.translate(texts, **sampling)]
     on_line = mock.Mock()
-    later = translator.prepare(**sampling).translate(texts[1:], on_line=on_line, first_number=1)
+    later = translator.prepare(**sampling).translate(texts[1:], on_line=on_line, numbers=[1, 2])
     assert [line.text for line in later] == together[1:]
     assert on_line.call_count == 2, "progress counts lines"
     assert together[0] != together[2], "another line has other random numbers"

@@ -11,12 +11,8 @@ import pytest
 import torch
 
 from seqgen.addons.prompts.stage import PromptStage
-from seqgen.checkpoints.loaders import PromptDecodingTask
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.task import ModelInMemory
-from seqgen.text.input_line import InputLine
+from seqgen.extend import DataError, GenerationConfig, InputLine, ModelInMemory, PromptDecodingTask
 from seqgen.text.translator import Translator
 from tests.addons.huggingface.test_llama import TEXTS, TOKENIZERS, llama_folder
 from tests.language_models import language_model

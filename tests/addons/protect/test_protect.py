@@ -1,7 +1,5 @@
 """Lines whose outputs lack a span are decoded again with stand-ins, until the outputs have all, or are marked."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
@@ -13,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen import Translator
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.text_decoding import TextDecoding
-from seqgen.text.word_streaming import TextStreamer
+from seqgen import TextStreamer, Translator
+from seqgen.extend import DecodedLine, Details, TextDecoding, TextHypothesis, Translation, WhitespaceTokenizer
+from seqgen.text.output_notes import OutputNotes
 from tests.commands import done
 from tests.language_models import language_model
 from tests.refusals import refusals
@@ -39,15 +35,14 @@ def decode(monkeypatch: pytest.MonkeyPatch) -> Decode:
             read.extend(line.text for line in lines)
             yield from ((line, (), 0) for line in lines)
 
-        def translation(self: Any, line: Any, *_: Any) -> Translation:
+        def with_texts(self: Any, line: Any, *_: Any) -> DecodedLine:
             values = torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6])
-            return self._written(
-                line, line.translation([TextHypothesis(*values, text=text) for text in model(line.text)])
-            )
+            return line.translation(), [TextHypothesis(*values, text=text) for text in model(line.text)]
 
         monkeypatch.setattr(WhitespaceTokenizer, "unknown", lambda self, text: [])  # which would add notes
         monkeypatch.setattr(TextDecoding, "_decoded", decoded)
-        monkeypatch.setattr(TextDecoding, "_translation", translation)
+        monkeypatch.setattr(TextDecoding, "_with_texts", with_texts)
+        monkeypatch.setattr(OutputNotes, "on_search", lambda *_: [])
         return Translator(text_model()).translate(lines, **{"protect": KINDS, "beam": 3, "nbest": 3, **settings}), read
 
     return run

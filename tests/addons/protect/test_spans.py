@@ -1,7 +1,5 @@
 """Spans, numbers, signs and capitals of lines, and checks of outputs, without a model."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from seqgen.addons.speculative.drafters import ModelDrafter, NgramDraft, PromptLookup
 from seqgen.addons.speculative.verification import NOTHING, SpeculativeSearch, SpeculativeSession
-from seqgen.core.beam_search import Greedy
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch, Hypothesis, map_tensors
 from seqgen.decoding.processors.tokens import RepetitionPenalty
-from seqgen.decoding.search.sampling import Sampling
+from seqgen.extend import Batch, EncoderDecoderModel, Greedy, Hypothesis, Sampling, map_tensors
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import ARCHITECTURES, VOCAB, registered, sharp

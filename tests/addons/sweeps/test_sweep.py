@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from seqgen.addons.sweeps import sweep as module
 from seqgen.addons.sweeps.sweep import Job, split, sweep
 from seqgen.cli.help import EXAMPLES
-from tests.cli.conftest import data  # noqa: F401  # a fixture
 from tests.commands import SMALL_FCONV, Outcome, command, done, training_arguments
 from tests.refusals import refusals
 
@@ -22,7 +20,7 @@ NASTY = "dä=1,2 it's"
 
 
 @pytest.fixture
-def base(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:  # noqa: F811
+def base(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arguments of a small training of two updates in the working folder, on a text in ``NASTY``."""
     monkeypatch.chdir(tmp_path)
     Path(NASTY).symlink_to(data)
@@ -183,22 +181,6 @@ def test_launchers(base: list[str], launcher: str, tmp_path: Path) -> None:
     assert folders() == ["common.seed=1", "common.seed=2"]
     assert [json.loads(log[-1])["event"] for log in logs().values()] == ["valid", "valid"]
     assert "common.seed=2" in shown.stdout
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_leaves_no_process_and_continues(base: list[str]) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra_joblib_launcher is not installed")
-    given = ["train", "-m", *base, "common.seed=1,2", "checkpoint.save_interval_updates=5"]
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "optimization.max_update=100000"]
-    with subprocess.Popen([sys.executable, "-m", f"seqgen.cli.{given[0]}", *given[1:], *launcher]) as process:
-        while not all(Path(f"s x=1,ü/common.seed={seed}/checkpoints/last").exists() for seed in (1, 2)):
-            time.sleep(0.1)
-            assert process.poll() is None
-        process.kill()
-    time.sleep(2)
-    continued = done(*given, "optimization.max_update=1")
-    assert continued.err.count("resuming from") == 2
-    assert folders() == ["common.seed=1", "common.seed=2"]
 
 
 def in_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import seqgen.core.scoring
 from seqgen.addons.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
 from seqgen.addons.traces.trace import StepTrace
 from seqgen.core.member import Member
-from seqgen.decoding.continuous_batching import RollingSession
 from tests.addons.traces.test_trace import step_of
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, done, training_arguments
 
@@ -111,33 +109,6 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "so it has a bug" in outcome.out
     assert cause(diff(runs, "other.fast.beam_indirection=off")) == "fast.beam_indirection"
     assert cause(diff(runs, "first.fast.beam_indirection=on", "other.fast.use_cache=false")) == "fast.use_cache"
-
-
-@pytest.mark.slow
-def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    working = seqgen.core.scoring.log_sum_exp
-    monkeypatch.setattr(seqgen.core.scoring, "log_sum_exp", lambda *given: working(*given) + 0.01)
-    outcome = diff(runs)
-    assert cause(outcome) == "fast.skip_log_softmax"
-    assert place(outcome) == (1, 0, 1, "cumulative score")
-    assert "difference between the scores at this rank: 0.01 nats" in outcome.out
-    assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
-
-
-@pytest.mark.slow
-def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    working = RollingSession.merge
-
-    def merge(self: RollingSession, other: RollingSession) -> None:
-        other.scores = other.scores + 1.0
-        working(self, other)
-
-    monkeypatch.setattr(RollingSession, "merge", merge)
-    (tmp_path / "text").write_text("".join("the dog sees" + " a man" * n + "\n" for n in (3, 1, 2, 3, 2, 2)))
-    lengths = (f"input={tmp_path}/text", "generation.max_len_a=1", "generation.max_len_b=1", "generation.batch_size=3")
-    outcome = diff(runs, *lengths)
-    assert cause(outcome) == "fast.continuous_batching"
-    assert diff(runs, *lengths, "fast.continuous_batching=false").code == 0
 
 
 TOKENS, SCORES = [5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from seqgen.addons.traces import Trace, TraceWriter
 from seqgen.addons.traces.page import Fate, page_of, reference_path
-from seqgen.addons.traces.trace import Trace
-from seqgen.addons.traces.writer import TraceWriter
 from seqgen.config import TraceConfig
 from seqgen.text.results import Details
 from seqgen.text.translator import Translator

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from examples.papers.exact_search.exact import ExactSearch
-from seqgen.addons.traces.page import page_of
-from seqgen.addons.traces.trace import Trace
+from seqgen.addons.traces import Trace, page_of
 from tests.addons.traces.test_trace import traced, translator
 from tests.refusals import Row, refusals
 

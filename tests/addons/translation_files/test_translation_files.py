@@ -1,7 +1,5 @@
 """PO, XLIFF and TMX: what is kept byte for byte, what is written, jobs, and what a damaged or hostile file says."""
 
-from __future__ import annotations
-
 import gzip
 import io
 from pathlib import Path

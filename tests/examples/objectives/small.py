@@ -8,10 +8,7 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.addons.checks.kinds import new_model, small_transformer
 from seqgen.addons.checks.subject import randomize_
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.core.structures import Batch
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.task import Task
+from seqgen.extend import Batch, EncoderDecoderModel, Task, WhitespaceTokenizer
 from tests.scripted_model import dictionary as tiny_dictionary
 
 WORDS = tiny_dictionary()

@@ -11,15 +11,12 @@ from torch import Tensor
 
 from examples.objectives.actor_critic import ActorCritic, ActorCriticConfig
 from seqgen.checkpoints.run_checkpoints import read_weights
-from seqgen.core.errors import CheckpointError
-from seqgen.training.criteria import TrainingContext
+from seqgen.extend import CheckpointError, TrainingContext
 from seqgen.training.distributed import ProcessGroup
 from tests.examples.objectives import tiny
 from tests.parallel_training import train_in, train_together
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
-from tests.training_runs import Lab, assert_identical, everything, lab, records
-
-__all__ = ["lab"]
+from tests.training_runs import Lab, assert_identical, everything, records
 
 RUN = ["criterion=actor_critic", "criterion.decode.max_len=12", "criterion.optimizer_steps=3"]
 RUN += ["optimization.lr=[0.01]", "dataset.validate_interval=0", "criterion.token_loss=0.02"]

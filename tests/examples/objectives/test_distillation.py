@@ -7,12 +7,8 @@ from torch import Tensor
 from examples.objectives.sequence_distillation import SequenceDistillation, SequenceDistillationConfig
 from examples.objectives.word_distillation import WordDistillation, WordDistillationConfig
 from seqgen.addons.checks.subject import randomize_
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.combined_datasets import pack
-from seqgen.text.reranking import Chrf
+from seqgen.extend import Chrf, ConfigError, EncoderDecoderModel, GenerationConfig, UtilityLine, load_model
 from tests.examples.objectives import small
 from tests.examples.objectives.small import EOS, PAIRS, WORDS, batch_of, plain_logits, plain_lprobs, plain_nll, student
 from tests.examples.objectives.teachers import teachers  # noqa: F401  # a fixture
@@ -85,7 +81,7 @@ def targets(paths: list[str], closest: bool) -> list[list[int]]:
     for source, reference in PAIRS:
         ranked = sorted(OUTPUTS, key=lambda tokens: -ensemble_score(members, source, tokens))
         text = [" ".join(WORDS[token] for token in tokens[:-1]) for tokens in (*ranked, reference)]
-        found.append(ranked[Chrf().compare(text[:-1], text[-1:])[:, 0].argmax() if closest else 0])
+        found.append(ranked[Chrf()(UtilityLine("", text[:-1], text[-1:]))[:, 0].argmax() if closest else 0])
     return found
 
 

@@ -14,8 +14,7 @@ from examples.objectives.mbr_distillation import MbrDistillation, MbrDistillatio
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
 from examples.objectives.preference import Cpo, CpoConfig, Dpo, DpoConfig, Preference
 from examples.objectives.self_critical import SelfCritical, SelfCriticalConfig
-from seqgen.core.structures import Batch
-from seqgen.training.criteria import TrainingContext
+from seqgen.extend import Batch, TrainingContext
 from tests.examples.objectives import tiny
 
 

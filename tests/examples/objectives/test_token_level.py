@@ -10,10 +10,8 @@ from torch import Tensor
 from examples.objectives import unlikelihood
 from examples.objectives.r_drop import RDrop, RDropConfig
 from examples.objectives.scheduled_sampling import ScheduledSampling, ScheduledSamplingConfig
-from seqgen.config import GenerationConfig
-from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.combined_datasets import pack
-from seqgen.training.criteria import Criterion, TrainingContext
+from seqgen.extend import Criterion, EncoderDecoderModel, GenerationConfig, TrainingContext
 from tests.examples.objectives import small
 from tests.examples.objectives.small import EOS, PAIRS, TASK, batch_of, plain_logits, plain_lprobs, plain_nll, student
 

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from seqgen.addons.checks.kinds import new_model, small_transformer
 from seqgen.addons.checks.subject import Ids
-from seqgen.config import GenerationConfig
-from seqgen.core.structures import Batch, Hypothesis
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.task import Task
+from seqgen.extend import Batch, GenerationConfig, Hypothesis, Task, WhitespaceTokenizer
 from tests.scripted_model import dictionary as tiny_dictionary
 
 WORDS = tiny_dictionary(3)

@@ -1,22 +1,27 @@
 """Unknown words and alignments, with attention that is written down."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from seqgen.addons.rewriting.unknown_words import UnknownWords, read_translations, source_word
 from seqgen.core.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.task import ModelInMemory, Task
 from seqgen.text.input_line import InputLine
 from seqgen.text.results import attend_to_source
 from seqgen.text.translator import Translator
-from seqgen.text.unknown_words import UnknownWords, source_word
+from seqgen.text.word_streaming import TextStreamer
+from tests.addons.rewriting.test_rewriters import Function
 from tests.commands import sentences
+from tests.refusals import refusals
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, dictionary
-from tests.text_models import WORDS, task_of
+from tests.text_models import WORDS, task_of, text_model
 
 EOS, UNK = 2, 3
 
@@ -65,6 +70,9 @@ def test_unknown_words_are_replaced_by_those_attended_to(tmp_path: Path) -> None
     copied = translator({9}, replace_unknown="source").translate(texts)
     assert [t.text for t in copied] == ["w8 w5 w1", "w5", "w6 w4 w5 w3 w2"]
     assert copied[0].hypotheses[0].tokens.tolist() == [12, UNK, 5, EOS], "the tokens stay"
+    adding = Function(lambda line, found: ["w1 neu"])  # a text that is kept, without a note
+    (added,) = translator({9}, replace_unknown="source").translate(["w5"], rewriters=[adding])
+    assert (added.text, added.notes) == ("w5", [])
     words = tmp_path / "words.tsv"
     words.write_text("w5\tfünf\nw7\tsieben\nw5\tcinq\n", encoding="utf-8")
     found = translator({9}, replace_unknown=str(words)).translate(texts)
@@ -133,3 +141,21 @@ def test_a_model_without_attention_says_so() -> None:
     (found,) = made.translate(["w1 w5"])
     assert found.text == "<unk> w1"
     assert "the model returns no attention weights" in found.notes[0]
+
+
+def words(content: str, name: str = "bad.tsv") -> Callable[[Path], Any]:
+    def call(tmp_path: Path) -> None:
+        (tmp_path / "bad.tsv").write_text(content)
+        read_translations(tmp_path / name)
+
+    return call
+
+
+BYTES = make_tokenizer(byte_files(4))
+FIXED = Translator(replace(text_model(), generation={"replace_unknown": "source"}))
+test_refusals = refusals(
+    (lambda: UnknownWords(Task(None, BYTES, BYTES), "source"), "are not words"),
+    (words("egg\tEi\nham Schinken\n"), "bad.tsv, line 2 is not SOURCE<tab>TARGET"),
+    (words("", "nothere.tsv"), "there is no file", "nothere.tsv"),
+    (lambda: FIXED.translate(["w1"], streamer=TextStreamer()), "generation.replace_unknown cannot be streamed"),
+)

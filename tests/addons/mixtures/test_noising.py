@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from seqgen.data.noising import NoiseTokens, SpanCorruption, random_segmentation, replace_spans, span_counts
+from seqgen.addons.mixtures.noising import NoiseTokens, SpanCorruption, random_segmentation, replace_spans, span_counts
 
 EOS, WORDS, SENTINELS = 1, np.arange(3, 500), np.arange(2999, 500, -1)
 NOISE = NoiseTokens(EOS, SENTINELS)

@@ -1,4 +1,4 @@
-"""Datasets of raw text: examples for a language model, and examples of denoising, which each epoch makes anew."""
+"""Raw text, cut into examples; those of a language model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from seqgen.core.errors import ConfigError, DataError
-from seqgen.data.noising import NoiseTokens, Objective, check_sentinels
 from seqgen.data.pair_dataset import Dataset, Example
 from seqgen.data.token_store import TokenStore
 
@@ -17,13 +16,28 @@ BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 """fairseq's names of the ways to cut a text into examples; see ``BlockDataset``."""
 
 
+def _cut(pieces: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Cut ``(n, 2)`` begins and ends into parts of a size, of which the last one of a piece can be shorter.
+
+    Pieces ``0-5 5-8``, cut into parts of 4, are ``0-4 4-5 5-8``.
+    """
+    counts = -(-(pieces[:, 1] - pieces[:, 0]) // size)  # rounded up
+    begins, ends = np.repeat(pieces, counts, axis=0).T
+    starts = begins + size * (np.arange(len(begins)) - np.repeat(np.cumsum(counts) - counts, counts))
+    return np.stack([starts, np.minimum(starts + size, ends)], axis=1)
+
+
 class TextDataset(Dataset):
     """Examples that are made of pieces of a text.
 
     Args:
         store: the ids of each line or document, without end-of-sentence.
-        bounds: ``(n, 2)`` begin and end of each piece in the text.
+        pieces: ``(n, 2)`` begin and end of each part of the text whose tokens belong together.
+        size: most tokens of an example; longer pieces are cut.
         name: the split's name, for messages.
+
+    Attributes:
+        bounds: ``(n, 2)`` begin and end of each example in the text.
 
     Raises:
         DataError: the text has no token.
@@ -32,8 +46,8 @@ class TextDataset(Dataset):
     size_key = ""
     """The key that sets the length of the examples."""
 
-    def __init__(self, store: TokenStore, bounds: NDArray[np.int64], name: str):
-        self.store, self.bounds, self.name = store, bounds, name
+    def __init__(self, store: TokenStore, pieces: NDArray[np.int64], size: int, name: str):
+        self.store, self.bounds, self.name = store, _cut(pieces, size), name
         if not store.lengths().any():
             files = ", ".join(file for file, _ in store.meta.files[:3])
             raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
@@ -63,17 +77,6 @@ class TextDataset(Dataset):
                     f"positions; set a smaller {self.size_key} or a model with more positions"
                 )
         return self
-
-
-def _cut(pieces: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Cut ``(n, 2)`` begins and ends into parts of a size, of which the last one of a piece can be shorter.
-
-    Pieces ``0-5 5-8``, cut into parts of 4, are ``0-4 4-5 5-8``.
-    """
-    counts = -(-(pieces[:, 1] - pieces[:, 0]) // size)  # rounded up
-    begins, ends = np.repeat(pieces, counts, axis=0).T
-    starts = begins + size * (np.arange(len(begins)) - np.repeat(np.cumsum(counts) - counts, counts))
-    return np.stack([starts, np.minimum(starts + size, ends)], axis=1)
 
 
 class BlockDataset(TextDataset):
@@ -110,7 +113,7 @@ class BlockDataset(TextDataset):
             pieces = np.stack([self.line_starts[:-1], self.line_starts[1:]], axis=1)[lengths > 1]
         else:
             pieces = _whole_lines(lengths.tolist(), block_size, documents=break_mode == "complete_doc")
-        super().__init__(store, _cut(pieces, block_size), name)
+        super().__init__(store, pieces, block_size, name)
 
     def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
         """``(n, 2)`` tokens of the source, which is always one, and of the target of each example."""
@@ -156,68 +159,3 @@ def _whole_lines(lengths: list[int], size: int, documents: bool) -> NDArray[np.i
     if end > begin:
         blocks.append((begin, end))
     return np.array(blocks, np.int64).reshape(-1, 2)
-
-
-class NoisyTextDataset(TextDataset):
-    """Pieces of raw text, from each of which a denoising objective makes an input and a target.
-
-    The documents are concatenated and cut into pieces whose inputs have ``input_length`` tokens, as in the code of
-    Raffel et al. (2020), or each document is cut separately.
-
-    Args:
-        store: the ids of each document, without end-of-sentence.
-        objective: makes the input and the target of a piece.
-        noise_tokens: ids of end-of-sentence and sentinels.
-        input_length: maximum tokens of an input, end-of-sentence included.
-        concatenate: whether documents are concatenated before they are cut.
-        name: the split's name, for messages.
-        fixed: whether the noise is the same for every epoch and seed, as validation needs it.
-
-    Raises:
-        DataError: the text has no tokens, or the objective needs more sentinels than the vocabulary has.
-    """
-
-    size_key = "task.input_length"
-
-    def __init__(
-        self,
-        store: TokenStore,
-        objective: Objective,
-        noise_tokens: NoiseTokens,
-        input_length: int,
-        *,
-        concatenate: bool = True,
-        name: str = "data",
-        fixed: bool = False,
-    ):
-        self.objective, self.noise_tokens, self.fixed = objective, noise_tokens, fixed
-        ends: NDArray[np.int64] = store.offsets[[0, -1]] if concatenate else store.offsets
-        documents = np.stack([ends[:-1], ends[1:]], axis=1)
-        super().__init__(store, _cut(documents, objective.raw_length(input_length)), name)
-        sizes, kinds = np.unique(self.bounds[:, 1] - self.bounds[:, 0], return_inverse=True)
-        check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(noise_tokens.sentinels))
-        self._lengths = np.array([objective.lengths(int(size)) for size in sizes], np.int32)[kinds]
-
-    def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
-        """``(n, 2)`` maximum tokens of the input and the target of each piece, end-of-sentence included."""
-        return self._lengths
-
-    def text(self, position: int) -> NDArray[np.int64]:
-        """``(tokens,)`` the ids of a piece without noise."""
-        return self.store.values[slice(*self.bounds[position])].astype(np.int64)
-
-    def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        """The input and the target of a piece.
-
-        Args:
-            position: index of the piece.
-            epoch: number of the epoch.
-            seed: seed of the noise.
-        """
-        rng = np.random.default_rng([position] if self.fixed else [seed, epoch, position])
-        source, target = self.objective(self.text(position), self.noise_tokens, rng)
-        return Example(position, torch.from_numpy(source), torch.from_numpy(target))
-
-    def report(self) -> list[str]:
-        """A note with the number of unknown tokens and an example; an empty list if there are none."""
-        return self.store.unknown_note(f"documents of {self.name}", "pieces")

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from seqgen.core.errors import DataError
+from seqgen.extend import DataError
 
 Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

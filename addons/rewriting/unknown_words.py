@@ -9,14 +9,10 @@ import bisect
 import itertools
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from seqgen.core.errors import ConfigError, DataError
-from seqgen.core.structures import Hypothesis
-from seqgen.data.text import read_lines
-from seqgen.task import Task
-from seqgen.text.input_line import InputLine
-from seqgen.text.languages import encode_source
+import seqgen.extend as api
 
 SOURCE = "source"
 """The value of ``generation.replace_unknown`` that copies source words."""
@@ -25,8 +21,9 @@ WORD_MARK = "▁"
 """The first character of a SentencePiece token that begins a word."""
 
 
-class UnknownWords:
-    """Decodes an output and replaces its unknown words.
+@api.register_line_stage("unknown_words")
+class UnknownWords(api.LineStage):
+    """Replaces the unknown words of outputs.
 
     A target word that contains an unknown token is replaced as a whole. Its replacement is the source word at the
     position with the largest attention weight of the first unknown token.
@@ -41,28 +38,46 @@ class UnknownWords:
         DataError: the file cannot be read, or a line has no tab.
     """
 
-    def __init__(self, task: Task, value: str):
+    order = api.LineOrder.TEXT  # before rewriters, whose hypotheses have no attention
+    key = "replace_unknown"
+
+    def __init__(self, task: api.Task, value: str):
         self.task, self.tokenizer = task, task.target_tokenizer
         symbols = self.tokenizer.dictionary.symbols
         if not self.tokenizer.whole_words and not any(token.startswith(WORD_MARK) for token in symbols):
-            raise ConfigError(
+            raise api.ConfigError(
                 f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not "
                 "mark where words begin, so no word can be replaced; remove it"
             )
         self.translations = {} if value == SOURCE else read_translations(Path(value))
 
-    def text(self, hypothesis: Hypothesis, line: InputLine) -> str:
+    @classmethod
+    def build(cls, cfg: api.GenerationConfig, resources: api.Resources) -> UnknownWords:
+        """See ``LineStage``."""
+        return cls(resources.models[0].task, cfg.replace_unknown)
+
+    def rewrite(self, lines: Sequence[api.InputLine], decoded: Sequence[api.DecodedLine], score: api.Score) -> None:
+        """Replace the texts of hypotheses; see ``LineStage``."""
+        unk = self.tokenizer.dictionary.unk()
+        for line, (translation, found) in zip(lines, decoded, strict=True):
+            for i, item in enumerate(found):
+                if unk in item.tokens and item.alignment is not None:
+                    found[i] = replace(item, text=self.text(item, line))
+                elif unk in item.tokens and not item.origin:  # the text of a rewriter is kept
+                    translation.notes.append("unknown words are not replaced: the model returns no attention weights")
+
+    def text(self, hypothesis: api.Hypothesis, line: api.InputLine) -> str:
         """The text of a hypothesis with its unknown words replaced.
 
         Args:
             hypothesis: a hypothesis that has an alignment.
-            line: the source line.
+            line: the line.
         """
         assert hypothesis.alignment is not None
         dictionary, tail = self.tokenizer.dictionary, len(self.task.source_tokenizer.source_tokens().after)
 
         def position_of(text: str) -> int:
-            return len(encode_source(self.task, text, line.languages)) - tail
+            return len(api.encode_source(self.task, text, line.languages)) - tail
 
         silent = {dictionary.pad(), dictionary.eos(), dictionary.bos()}
         tokens = [(i, token) for i, token in enumerate(hypothesis.tokens.tolist()) if token not in silent]
@@ -125,10 +140,10 @@ def read_translations(path: Path) -> dict[str, str]:
         DataError: the file cannot be read, or a line does not have this form.
     """
     found: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(api.read_lines(path), start=1):
         source, tab, target = line.partition("\t")
         if not tab or not source.strip():
-            raise DataError(
+            raise api.DataError(
                 f"generation.replace_unknown: {path}, line {number} is not SOURCE<tab>TARGET; correct or remove it"
             )
         found.setdefault(source.strip(), target.strip())
