@@ -82,7 +82,7 @@ class Comparison:
     changed: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def verdict(self, metric: str, number: int) -> str:
-        """Judge a system against the first one.
+        """Compare a system with the first one.
 
         Args:
             metric: the metric.

@@ -1,30 +1,29 @@
 """QE-fusion (Vernikos and Popescu-Belis 2024, "Don't Rank, Combine! Combining Machine Translation Hypotheses Using
 Quality Estimation").
 
-The candidate that a judge prefers is the base. Where other candidates differ from it, their words may stand in its
+The candidate with the highest quality is the base. Where other candidates differ from it, their words may stand in its
 place: of ``a b c`` and ``a x c y``, the spans are ``b`` or ``x``, and nothing or ``y``. The spans are decided from left
-to right; after each one, the ``beam`` best fusions remain, as the judge values the whole text::
+to right; after each one, the ``beam`` fusions of the highest quality remain::
 
     F(0) = {base};   F(i) = best ``beam`` of F(i-1) and of its fusions with each alternative of span i
 
-The judge is a quality estimator that reads the source, registered in a copy of this file with ``@judge(NAME)``, as
-``length_ratio`` below; or a utility by its name, whose mean against all candidates counts (minimum Bayes risk). Each
-step judges the new texts of many lines in one call. The reranker ``fusion_judge`` ranks by the same judge, so that the
-fused output comes first::
+The quality of a text is its mean utility with all candidates as references. A quality estimator is a utility that reads
+the source and no reference. Each step rates the new texts of many lines in one call. The reranker ``fusion`` ranks by
+the same quality, so that the fused output comes first::
 
     seqgen-generate common.user_dir=examples/papers/qe_fusion.py path=runs/a input=test.en
         generation.sampling=true generation.epsilon_cutoff=0.02 generation.beam=16
-        generation.rewriters=[qe_fusion] rewriter.qe_fusion.judge=chrf
-        generation.rerank=fusion_judge reranker.judge=chrf
+        generation.rewriters=[qe_fusion] rewriter.qe_fusion.utility=chrf
+        generation.rerank=fusion reranker.utility=chrf
 
-The output is at least as good as the best candidate, by the judge; it helps most if candidates are diverse. The paper
+The output is at least as good as the best candidate, by the utility; it helps most if candidates are diverse. The paper
 finds a span in the text of a fusion by its neighbours; here, it is known by its position, so that overlapping spans are
 never both exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import NamedTuple, Self
@@ -35,8 +34,7 @@ from seqgen.extend import (
     DecodedLine,
     Reranker,
     Resources,
-    TextHypothesis,
-    Translation,
+    Utility,
     UtilityLine,
     compare_texts,
     option,
@@ -45,44 +43,17 @@ from seqgen.extend import (
     utility_from_config,
 )
 
-Judge = Callable[[Sequence[UtilityLine]], Sequence[Sequence[float]]]
-"""A function of some lines, whose references are the candidates, to a value of each text; the larger, the better."""
-
 FUSED = ("qe_fusion", "QualityFusion")
 """The origins of fusions."""
 
-JUDGES: dict[str, Judge] = {}
-"""The registered judges, by name."""
 
-
-def judge(name: str) -> Callable[[Judge], Judge]:
-    """Register a judge, with ``@judge(NAME)``."""
-
-    def register(function: Judge) -> Judge:
-        JUDGES[name] = function
-        return function
-
-    return register
-
-
-@judge("length_ratio")
-def length_ratio(lines: Sequence[UtilityLine]) -> list[list[float]]:
-    """Minus the distance of the ratio of the numbers of words from 1, as an example."""
-    ratios = [[len(text.split()) / (1 + len(line.source.split())) for text in line.texts] for line in lines]
-    return [[-abs(ratio - 1) for ratio in row] for row in ratios]
-
-
-def judge_from_config(name: str, resources: Resources) -> Judge:
-    """A registered judge; or the mean utility of each text, with the candidates as references.
-
-    Raises:
-        ConfigError: there is neither a judge nor a utility of this name.
-    """
-    if name in JUDGES:
-        return JUDGES[name]
-    utility = utility_from_config(GenerationConfig(mbr=name), resources)
-
-    return lambda lines: [found.mean(1).tolist() for found in compare_texts(utility, lines)]
+def qualities(utility: Utility, lines: Sequence[tuple[DecodedLine, Sequence[str]]]) -> list[list[float]]:
+    """The quality of some texts of each line, with the hypotheses that are no fusions as the candidates."""
+    rated = [
+        UtilityLine(line.member_sources[0], texts, [item.text for item in found if item.origin not in FUSED])
+        for (line, found), texts in lines
+    ]
+    return [matrix.mean(1).tolist() for matrix in compare_texts(utility, rated)]
 
 
 class Edit(NamedTuple):
@@ -124,7 +95,7 @@ def fuse(candidates: Sequence[str], beam: int) -> Generator[list[str], Sequence[
         beam: fusions that remain after each span.
 
     Yields:
-        Texts to be judged; it expects a value of each.
+        Texts; it expects the quality of each.
 
     Returns:
         The best fusion.
@@ -148,7 +119,7 @@ def fuse(candidates: Sequence[str], beam: int) -> Generator[list[str], Sequence[
 class FusionConfig:
     """Configuration of the rewriter; its fields are the keys ``rewriter.qe_fusion.FIELD``."""
 
-    judge: str = option("chrf", "name of a judge: length_ratio or your own; or of a utility")
+    utility: str = option("chrf", "name of the utility")
     beam: int = option(5, "fusions that remain after each span", minimum=1)
 
 
@@ -157,17 +128,17 @@ class QualityFusion(Rewriter):
     """Adds the best fusion of the hypotheses of a line.
 
     Args:
-        judge: values texts.
+        utility: rates texts.
         beam: fusions that remain after each span.
     """
 
-    def __init__(self, judge: Judge, beam: int = 5):
-        self.judge, self.beam = judge, beam
+    def __init__(self, utility: Utility, beam: int = 5):
+        self.utility, self.beam = utility, beam
 
     @classmethod
     def build(cls, cfg: FusionConfig, resources: Resources) -> Self:
         """See ``Component``."""
-        return cls(judge_from_config(cfg.judge, resources), cfg.beam)
+        return cls(utility_from_config(GenerationConfig(mbr=cfg.utility), resources), cfg.beam)
 
     def __call__(self, lines: Sequence[DecodedLine]) -> list[list[str]]:
         """See ``Rewriter``; the steps of all lines are done together."""
@@ -175,8 +146,7 @@ class QualityFusion(Rewriter):
         running = {i: fuse([item.text for item in hypotheses], self.beam) for i, (_, hypotheses) in enumerate(lines)}
         asked = {i: next(fusing) for i, fusing in running.items()}
         while asked:
-            some = [_judged(*lines[i], texts) for i, texts in asked.items()]
-            answers = zip(asked, self.judge(some), strict=True)
+            answers = zip(asked, qualities(self.utility, [(lines[i], asked[i]) for i in asked]), strict=True)
             asked = {}
             for i, values in answers:
                 try:
@@ -187,32 +157,28 @@ class QualityFusion(Rewriter):
 
 
 @dataclass
-class JudgeConfig:
+class FusionRerankerConfig:
     """Configuration of the reranker; its fields are the keys ``reranker.FIELD``."""
 
-    judge: str = option("chrf", "as for the rewriter qe_fusion")
+    utility: str = option("chrf", "as for the rewriter qe_fusion")
 
 
-@register_reranker("fusion_judge", config=JudgeConfig)
-class JudgedFusion(Reranker):
-    """Ranks hypotheses by the judge, with those of the search as the candidates.
+@register_reranker("fusion", config=FusionRerankerConfig)
+class FusionReranker(Reranker):
+    """Ranks hypotheses by their quality, with those that are no fusions as the candidates.
 
     Args:
-        judge: values texts.
+        utility: rates texts.
     """
 
-    def __init__(self, judge: Judge):
-        self.judge = judge
+    def __init__(self, utility: Utility):
+        self.utility = utility
 
     @classmethod
-    def build(cls, cfg: JudgeConfig, resources: Resources) -> Self:
+    def build(cls, cfg: FusionRerankerConfig, resources: Resources) -> Self:
         """See ``Component``."""
-        return cls(judge_from_config(cfg.judge, resources))
+        return cls(utility_from_config(GenerationConfig(mbr=cfg.utility), resources))
 
     def of_lines(self, lines: Sequence[DecodedLine]) -> list[Sequence[float]]:
         """See ``Reranker``."""
-        return list(self.judge([_judged(*line, [item.text for item in line[1]]) for line in lines]))
-
-
-def _judged(line: Translation, found: Sequence[TextHypothesis], texts: Sequence[str]) -> UtilityLine:
-    return UtilityLine(line.member_sources[0], texts, [item.text for item in found if item.origin not in FUSED])
+        return [*qualities(self.utility, [(line, [item.text for item in line[1]]) for line in lines])]

@@ -143,8 +143,8 @@ def test_rewriters(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert plain.splitlines()[0].endswith("\torigin")
     generate(run, "../pool.py", *table, f"output={tmp_path}/job", "job.part_lines=7", "job.workers=2")
     assert (tmp_path / "job").read_text(encoding="utf-8") == plain
-    fusing = ("generation.rewriters=[qe_fusion]", "rewriter.qe_fusion.judge=chrf", *keys[2:])
-    judged = ("generation.rerank=fusion_judge", "reranker.judge=chrf", "format=json")
-    for line in map(json.loads, generate(run, "qe_fusion.py", *fusing, *judged).out.splitlines()):
+    fusing = ("generation.rewriters=[qe_fusion]", "rewriter.qe_fusion.utility=chrf", *keys[2:])
+    ranking = ("generation.rerank=fusion", "reranker.utility=chrf", "format=json")
+    for line in map(json.loads, generate(run, "qe_fusion.py", *fusing, *ranking).out.splitlines()):
         best, *others = (item["rerank_score"] for item in line["hypotheses"])
         assert all(best >= other for other in others)

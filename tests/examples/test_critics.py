@@ -88,13 +88,13 @@ OF_HEADS = [*CRITICS][:3]
     ],
 )
 def test_the_best_outputs_are_those_of_all_outputs(critic: str, name: str, letters: bool) -> None:
-    """With a judge that reads letters, which are another vocabulary, or words."""
+    """With a rater that reads letters, which are another vocabulary, or words."""
     loaded, size, (make, formula) = text_model("transformer_tiny", 0, task_of(words=WORDS)), len(WORDS), CRITICS[critic]
     resources = Resources(WORDS, decode=loaded.task.target_tokenizer.decode, source_dictionary=WORDS)
-    judge = text_model(name, 1, task_of(Pieces([*"w01 ", "w1"]) if letters else None, WORDS))
-    reading, lprobs = member_of(judge, resources), next_scores(loaded, SOURCE)
+    rater = text_model(name, 1, task_of(Pieces([*"w01 ", "w1"]) if letters else None, WORDS))
+    reading, lprobs = member_of(rater, resources), next_scores(loaded, SOURCE)
     assert type(reading) is (TextMember if letters else OwnMember)
-    head = nn.Linear(features_after(judge, "w1", [4]).size(1), 1).double()
+    head = nn.Linear(features_after(rater, "w1", [4]).size(1), 1).double()
     processor = make(*((reading, head) if critic in OF_HEADS else (PartialTexts.of(resources),)), k=size)
 
     def found_after(history: tuple[int, ...], token: int) -> float:
@@ -103,8 +103,8 @@ def test_the_best_outputs_are_those_of_all_outputs(critic: str, name: str, lette
         if critic == "language":
             before, after = (processor.probability(text_of(*ids)) for ids in (history, (*history, token)))
             return math.log(after / before)
-        ids = judge.task.encode_target(text_of(*history, token)).tolist()[: None if token == EOS else -1]
-        return float(head(features_after(judge, SOURCE, ids if letters else [*history, token])[-1]))
+        ids = rater.task.encode_target(text_of(*history, token)).tolist()[: None if token == EOS else -1]
+        return float(head(features_after(rater, SOURCE, ids if letters else [*history, token])[-1]))
 
     def scores(given: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         possible = lprobs(history).index_fill(0, torch.tensor([PAD, EOS][: 2 - bool(history)]), -math.inf)

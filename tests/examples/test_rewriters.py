@@ -6,11 +6,12 @@ from itertools import pairwise, product
 from typing import Any
 from zlib import crc32
 
+import numpy
 import pytest
 
-from examples.papers.qe_fusion import Edit, JudgedFusion, QualityFusion, applied, differences, fuse
+from examples.papers.qe_fusion import Edit, FusionReranker, QualityFusion, applied, differences, fuse
 from examples.pool import Pool
-from seqgen.text.reranking import UtilityLine
+from seqgen.text.reranking import Utility, UtilityLine
 from seqgen.text.results import TextHypothesis
 from seqgen.text.translator import Translator
 from tests.addons.rewriting.test_rewriters import Function
@@ -69,15 +70,15 @@ def test_a_pool_of_seeds_and_models_is_the_union_of_the_decodes(batch_size: int)
 
 
 def fusion(candidates: Sequence[str], value: Callable[[str], float], beam: int) -> tuple[str, list[str]]:
-    """The fusion of candidates, and the texts that were judged."""
-    fusing, judged = fuse(candidates, beam), list[str]()
+    """The fusion of candidates, and the texts that were rated."""
+    fusing, rated = fuse(candidates, beam), list[str]()
     texts = next(fusing)
     while True:
-        judged += texts
+        rated += texts
         try:
             texts = fusing.send([value(text) for text in texts])
         except StopIteration as done:
-            return done.value, judged
+            return done.value, rated
 
 
 def enumerated(candidates: Sequence[str], value: Callable[[str], float]) -> float:
@@ -90,7 +91,7 @@ def enumerated(candidates: Sequence[str], value: Callable[[str], float]) -> floa
 
 
 def test_a_wide_fusion_finds_the_best_of_all_combinations() -> None:
-    """A narrow one is no worse than the best candidate; no text is judged twice."""
+    """A narrow one is no worse than the best candidate; no text is rated twice."""
     sets = [["a b c", "a x c y", "z b c d", "a c"], ["a a b", "b a", "a c a b b", "c"], ["a"], ["a b", "", "b b a"]]
     better = 0
     for candidates, seed in product(sets, range(8)):
@@ -99,9 +100,9 @@ def test_a_wide_fusion_finds_the_best_of_all_combinations() -> None:
             pairs = list(pairwise([".", *text.split(), "."]))
             return sum(crc32(f"{pair}{seed}".encode()) % 97 for pair in pairs) / len(pairs)
 
-        best, judged = fusion(candidates, value, beam=10**6)
-        assert value(best) == enumerated(candidates, value) == max(map(value, judged))
-        assert len(judged) == len(set(judged))
+        best, rated = fusion(candidates, value, beam=10**6)
+        assert value(best) == enumerated(candidates, value) == max(map(value, rated))
+        assert len(rated) == len(set(rated))
         narrow, _ = fusion(candidates, value, beam=1)
         assert max(map(value, candidates)) <= value(narrow) <= value(best)
         better += value(narrow) < value(best)
@@ -113,16 +114,20 @@ def test_a_wide_fusion_finds_the_best_of_all_combinations() -> None:
 def test_the_fused_output_comes_first(batch_size: int) -> None:
     translator, calls = Translator(MODELS[0], sampling=True, **{**SETTINGS, "max_len_b": 20}), list[int]()
 
-    def judge(lines: Sequence[UtilityLine]) -> list[list[float]]:
-        calls.append(len(lines))
-        return [[value(line.source, text) for text in line.texts] for line in lines]
-
     def value(source: str, text: str) -> float:
         return len({*text.split()} & {*source.split()}) - 0.1 * len(text.split())
 
-    settings = {"rewriters": [QualityFusion(judge, 3)], "rerank": JudgedFusion(judge), "batch_size": batch_size}
+    class Estimator(Utility):
+        def of_lines(self, lines: Sequence[UtilityLine]) -> list[Any]:
+            calls.append(len(lines))
+            return [
+                numpy.array([[value(one.source, text)] * len(one.references) for text in one.texts]) for one in lines
+            ]
+
+    objects = {"rewriters": [QualityFusion(Estimator(), 3)], "rerank": FusionReranker(Estimator())}
     fused = 0
-    for before, after in zip(translator.translate(TEXTS), translator.translate(TEXTS, **settings), strict=True):
+    found = translator.translate(TEXTS, batch_size=batch_size, **objects)
+    for before, after in zip(translator.translate(TEXTS), found, strict=True):
         wanted, _ = fusion([h.text for h in before.hypotheses], partial(value, before.source), 3)
         assert after.text == wanted
         fused += after.hypotheses[0].origin == "QualityFusion"

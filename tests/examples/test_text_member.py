@@ -10,7 +10,7 @@ from seqgen.addons.partial_texts import PartialTexts
 from seqgen.extend import Hypothesis, MemberSpec, ModelInMemory, OwnMember, Session, Tokenizer, WhitespaceTokenizer
 from tests.covering import covering
 from tests.generation.test_fork import Results, branching
-from tests.generation.test_own_member import OPTIONS, READERS, Judge
+from tests.generation.test_own_member import OPTIONS, READERS, Rater
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import LANGUAGE_MODELS, VOCAB, sharp
@@ -26,11 +26,11 @@ LETTERS = Pieces(["w", *"0123456789", " ", "w1", "2 w", "9 w", "5 w", "2 w2 w", 
 
 
 def decode(member: Any, **options: Any) -> list[list[Hypothesis]]:
-    model, judge = sharp("transformer_tiny"), Judge(MemberSpec(sharp("transformer_tiny")), True)
-    judge.parts = [member]
+    model, rater = sharp("transformer_tiny"), Rater(MemberSpec(sharp("transformer_tiny")), True)
+    rater.parts = [member]
     batch = replace(batch_of(sources(5, seed=3)), texts=[WORDS.decode(ids) for ids in sources(5, seed=3)])
     given = {"max_len_a": 1.0, "max_len_b": 4, "min_len": 0, **(options or {"beam_size": 3})}
-    return make_generator([model], WORDS.dictionary, processors=[judge], **given).generate(batch)
+    return make_generator([model], WORDS.dictionary, processors=[rater], **given).generate(batch)
 
 
 def reader(name: str, tokenizer: Tokenizer, use_cache: bool = True) -> TextMember:

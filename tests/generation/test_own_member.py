@@ -39,7 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-class Judge(Critic):
+class Rater(Critic):
     """The values are a fixed projection of the features, which are not read for the second of three tokens."""
 
     can_merge = True
@@ -49,11 +49,11 @@ class Judge(Critic):
         self.first = first
 
     def values(self, context: StepContext, tokens: Tensor) -> Tensor:
-        (member,), judged = self.parts, ((context.steps + self.first) % 3 != 1).unsqueeze(1)
-        if not judged.any():
+        (member,), rated = self.parts, ((context.steps + self.first) % 3 != 1).unsqueeze(1)
+        if not rated.any():
             return torch.zeros_like(tokens, dtype=torch.float64)
         likely = member.lprobs(member.features(context)).gather(1, tokens)
-        return torch.where(judged, member.peek(context, tokens).cos().sum(2) + likely, 0.0)
+        return torch.where(rated, member.peek(context, tokens).cos().sum(2) + likely, 0.0)
 
 
 READERS = [name for name in ARCHITECTURES if name != "average"]  # which has no features
@@ -63,7 +63,7 @@ def decode(name: str, own: MemberSpec, use_cache: bool, options: dict[str, Any])
     model = sharp(name)
     batch = batch_of(sources(5, seed=3), left=model.left_pad_source)
     given: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": 4, "min_len": 0, **options}
-    return make_generator([model], dictionary(VOCAB - 4), processors=[Judge(own, use_cache)], **given).generate(batch)
+    return make_generator([model], dictionary(VOCAB - 4), processors=[Rater(own, use_cache)], **given).generate(batch)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ JOINING = [name for name in ZOO if not name.startswith(("lstm", "average", "tran
 
 @pytest.mark.parametrize(("name", "first", "beam"), covering(JOINING, [0, 1], [4, 1, 4]), ids=str)
 def test_joined_equals_alone(name: str, first: int, beam: int) -> None:
-    """Without a cache, too; and if the first token is not judged: sentences join that the model has not read."""
+    """Without a cache, too; and if the first token is not rated: sentences join that the model has not read."""
     model, options, rows = sharp(name, seed=3), {"beam_size": beam, "max_len_a": 1.0, "max_len_b": 3}, sources(11, 5)
-    judges = [Judge(MemberSpec(sharp(name, seed=1)), use_cache, first) for use_cache in (True, False)]
-    joining, alone = (make_generator([model], dictionary(VOCAB - 4), processors=[one], **options) for one in judges)
+    raters = [Rater(MemberSpec(sharp(name, seed=1)), use_cache, first) for use_cache in (True, False)]
+    joining, alone = (make_generator([model], dictionary(VOCAB - 4), processors=[one], **options) for one in raters)
     take, asked = queue(rows, 4, left=model.left_pad_source)
     found = dict(generate_continuously(joining, take))
     assert len([running for running in asked if 0 < running < 4]) > 2, "some join a batch that is running"
@@ -129,8 +129,8 @@ def test_joined_equals_alone(name: str, first: int, beam: int) -> None:
 
 def test_what_does_not_join_is_named() -> None:
     for name, use_cache, reason in (("lstm_tiny", True, "LSTMDecoder"), ("t5_tiny", False, "OwnMember")):
-        judge = Judge(MemberSpec(sharp(name)), use_cache)
-        generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[judge])
+        rater = Rater(MemberSpec(sharp(name)), use_cache)
+        generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[rater])
         assert generator.setup.merge_obstacle == f"{reason} does not support it"
 
 
@@ -139,19 +139,19 @@ def test_what_does_not_join_is_named() -> None:
 )
 def test_sources_are_encoded_once(source: str, passes: int, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Components read what the encoder returned for each sentence, also after others have left and joined."""
-    model, encoded, values, rows = sharp("transformer_tiny"), list[int](), Judge.values, sources(11, seed=3)
+    model, encoded, values, rows = sharp("transformer_tiny"), list[int](), Rater.values, sources(11, seed=3)
 
-    def compared(self: Judge, context: StepContext, tokens: Tensor) -> Tensor:
+    def compared(self: Rater, context: StepContext, tokens: Tensor) -> Tensor:
         (found,) = context.sentences.encoder_outs
         for number, features in zip(context.sentences.ids.tolist(), found.encoder_out, strict=True):
             alone = model.encoder.forward(torch.tensor([rows[number]]), torch.tensor([len(rows[number])]))
             torch.testing.assert_close(features[: len(rows[number])], alone.encoder_out[0])
         return values(self, context, tokens)
 
-    monkeypatch.setattr(Judge, "values", compared)
+    monkeypatch.setattr(Rater, "values", compared)
     model.encoder.register_forward_hook(lambda _module, inputs, _output: encoded.append(len(inputs[0])))
-    judge = Judge(MemberSpec(model, source), True)
-    setup = make_generator([model], dictionary(VOCAB - 4), processors=[judge], beam_size=2, max_len_b=4).setup
+    rater = Rater(MemberSpec(model, source), True)
+    setup = make_generator([model], dictionary(VOCAB - 4), processors=[rater], beam_size=2, max_len_b=4).setup
     generator = SequenceGenerator(replace(setup, fast=replace(setup.fast, share_encoder_output=shares)))
     assert len(dict(generate_continuously(generator, queue(rows, 4)[0]))) == 11
     assert sum(encoded) == 11 * passes

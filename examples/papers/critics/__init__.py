@@ -1,4 +1,4 @@
-"""Models and functions that judge partial outputs.
+"""Models and functions that rate partial outputs.
 
 ``common.user_dir=examples/papers/critics`` registers what the files of this folder have::
 

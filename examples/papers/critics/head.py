@@ -1,4 +1,4 @@
-"""A linear head on the features of a model, whose sigmoid judges partial outputs: files, fitting, and a processor."""
+"""A linear head on the features of a model, whose sigmoid rates partial outputs: files, fitting, and a processor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeadConfig:
 
 
 class HeadCritic(Critic):
-    """Judges candidates by a head.
+    """Rates candidates by a head.
 
     Args:
         member: the model that the head reads.

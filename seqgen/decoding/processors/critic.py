@@ -1,4 +1,4 @@
-"""A model of its own that judges the most probable continuations of each beam."""
+"""A model of its own that rates the most probable continuations of each beam."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Critic(Composite, LogitsProcessor):
         self.weight = weight
 
     def values(self, context: StepContext, tokens: Tensor) -> Tensor:
-        """Judge candidates.
+        """Rate candidates.
 
         Args:
             context: the step context.
