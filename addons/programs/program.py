@@ -49,7 +49,7 @@ class Program:
     def __post_init__(self) -> None:
         if not find_spec("execnet"):
             raise api.ConfigError("a program in another environment needs a package: pip install execnet")
-        if min(self.batch, self.timeout) <= 0:
+        if not (self.batch > 0 and self.timeout > 0):
             raise api.ConfigError(f"{self.file}: batch={self.batch} and timeout={self.timeout:g} must be positive")
         self._channels = dict[int, Any]()  # by process: a fork cannot use that of its parent
 

@@ -64,6 +64,8 @@ class Utility(Component):
         Returns:
             ``(N, M)`` utilities: row ``i``, column ``j`` has that of text ``i`` with reference ``j``.
         """
+        if type(self).of_lines is Utility.of_lines:
+            raise NotImplementedError
         return self.of_lines([line])[0]
 
     def of_lines(self, lines: Sequence[UtilityLine]) -> list[Matrix]:
@@ -301,6 +303,8 @@ class Reranker(Component):
         Returns:
             A score for each; the higher, the better. Hypotheses with equal scores keep their order.
         """
+        if type(self).of_lines is Reranker.of_lines:
+            raise NotImplementedError
         return self.of_lines([(translation, [*hypotheses])])[0]
 
     def of_lines(self, lines: Sequence[DecodedLine]) -> list[Sequence[float]]:

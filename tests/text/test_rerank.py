@@ -14,6 +14,7 @@ from examples.extending.reranker import LengthRatio
 from examples.papers.noisy_channel import NoisyChannel
 from seqgen.extend import Fusion, GenerationConfig, MemberSource, ModelInMemory, Resources, option
 from seqgen.registry import register_member_source, register_reranker
+from seqgen.system.error_messages import missing_hook
 from seqgen.text.reranking import Bleu, Chrf, Ranker, Reranker, Utility, UtilityLine, expected_utilities
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
@@ -204,3 +205,10 @@ def test_utilities_have_keys() -> None:
 
 def _utilities(translations: list[Translation]) -> list[list[float | None]]:
     return [[hypothesis.utility for hypothesis in translation.hypotheses] for translation in translations]
+
+
+@pytest.mark.parametrize(("key", "base"), [("mbr", Utility), ("rerank", Reranker)])
+def test_a_class_without_any_method_misses_a_hook(key: str, base: type) -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        Translator(text_model()).translate(TEXTS, beam=2, **{key: type("Empty", (base,), {})()})
+    assert "Empty" in missing_hook(caught.value)

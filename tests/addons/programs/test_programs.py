@@ -209,6 +209,7 @@ test_failures = refusals(
     fails("No such file or directory", file="nowhere.py"),
     fails("it has no function score", file="log"),
     fails("batch=0 and timeout=600 must be positive", batch=0),
+    fails("batch=64 and timeout=nan must be positive", batch=64, timeout=float("nan")),
     (lambda monkeypatch: [monkeypatch.setitem(sys.modules, "execnet", None), Program("a.py")], "pip install execnet"),
     (lambda made: [made("usual"), corpus_scores(["mine"], Texts(["a"], ["b"]))], "metric mine reads the sources; set"),
     (lambda made: [made("usual"), made("usual")], "utility 'mine' is registered twice"),
